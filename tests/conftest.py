@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import fcntl
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -49,16 +50,16 @@ settings.load_profile("qgate")
 # Files that take longest, the longest first: pytest-xdist begins with them, so that no worker is
 # left alone with one at the end. By itself it begins with the files of most tests.
 LONGEST_FIRST = (
-    "golden/test_golden.py", "campaigns/mutants/test_planted.py", "cli/test_sweep.py",
-    "page/test_gate_page_in_browser.py", "drawing/test_plots.py", "drawing/test_compute.py",
-    "plugin/test_silence.py", "plugin/test_plumbing.py", "cli/test_sweep_ray.py",
-    "activation_stats/test_shards.py", "campaigns/test_share.py",
-    "sweeps/test_advice.py", "drawing/test_loss_scaling.py", "drawing/test_report_files.py",
-    "adoption/test_wheel.py", "cli/test_activations.py", "plugin/test_settings.py",
-    "adoption/test_adopting.py", "plugin/test_html_report.py",
-    "plugin/test_dump_suites.py", "plugin/test_outcomes.py", "plugin/test_run_reports.py",
-    "activation_stats/test_compute.py", "collecting/test_collector.py", "modes/test_applying.py",
-    "modes/test_casts.py", "kernels/test_interpreted.py", "kernels/test_compiled.py",
+    "plugin/test_silence.py", "test_house.py", "test_readme.py", "campaigns/mutants/test_planted.py",
+    "golden/test_golden.py", "adoption/test_recipes.py", "engines/test_series.py",
+    "charts/test_pages_in_browser.py", "page/test_gate_page_in_browser.py",
+    "kernels/test_compiled.py", "kernels/test_interpreted.py", "adoption/test_wheel.py",
+    "gate/test_held_outputs.py", "sweeps/test_texts_and_plots.py", "adoption/test_core_alone.py",
+    "gate/test_own_kernel_faults.py", "collecting/test_collector.py", "cli/test_activations.py",
+    "collecting/test_modules.py", "museum/test_museum.py", "activation_stats/test_compute.py",
+    "collecting/test_starting.py", "gate/test_fed_faults.py", "engine/test_running.py",
+    "audit/test_plugin.py", "engines/test_sync.py", "cli/test_sweep_ray.py",
+    "activation_stats/test_shards.py",
 )  # fmt: skip
 # What one worker does: there is one Ray on a machine, for which another would have to wait, and the
 # suites, like runs of them in tests, measure a model once for all of them.
@@ -109,6 +110,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(
         key=lambda item: places.get(item.path, len(places) * item.path.is_relative_to(_HERE))
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Begin a whole run with another part of the files than other workers do.
+
+    A file is compiled by the worker that comes to it first: for all of them that takes half a
+    minute, which workers side by side would take each.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or not any(Path(each).resolve() == _HERE for each in session.config.args):
+        return
+    files = sorted(_HERE.rglob("test_*.py"))
+    first = int(worker["workerid"].removeprefix("gw")) * len(files) // worker["workercount"]
+    for path in files[first:] + files[:first]:
+        name = ".".join(path.relative_to(_HERE.parent).with_suffix("").parts)
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # told as it is collected
+            importlib.import_module(name)
 
 
 def pytest_collection_finish() -> None:

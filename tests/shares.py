@@ -3,13 +3,17 @@
 A test of many slow cases carries `@share(one_in=N, by=(...))`. A run then does one in N of them,
 and of every value of what `by` names at least one, so that each format, kind or suite is entered.
 Slow tests of a file that carry `@share(one_in=N, group=NAME)` are drawn as the cases of one test.
-A test of seconds that carries `@proof` is one of the proofs, of which a run does one in twelve. A
+Of a test without a mark that crosses two tables or more, a run does a quarter once there are more
+than a dozen cases, and every row of every table at least once.
+A test of seconds that carries `@proof` is one of the proofs, of which a run does one in sixteen. A
 file whose tests need one thing that takes long to make carries `pytestmark = slow_file`, and so may
-a class: a run does one in six of those files, and each that is named.
+a class: a run does one in eight of those files, and each that is named; of each of the others it does
+the tests that carry `@always`, which are quick, or else one case.
 
     python -m pytest tests                    a share, that of SEED
     python -m pytest tests --case-seed 9e97   the share of that seed
     python -m pytest tests --every-case       all cases
+    python -m pytest tests/x.py               all cases of a test that crosses tables
     python -m pytest tests/x.py::test_y       all cases of a test that is named
 """
 
@@ -19,12 +23,14 @@ import random
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 MARK = "share"
+TESTS = Path(__file__).parent
 SEED = "2026-11-28"
 """Seed of the cases that a run draws: another one with each release, after a run of every case.
 
@@ -47,10 +53,16 @@ def share(
     return mark
 
 
+CROSSED = 4
+"""A run does one in so many cases of a test that crosses tables."""
+FEW_CASES = 12
+"""Tests of that many cases run whole, unless they are marked."""
+
 _PROOFS = "proofs of all files"
 _SLOW_FILES = "files whose tests share what takes long"
-proof = share(12, group=_PROOFS)
-slow_file = share(6, group=_SLOW_FILES, unit="file")
+proof = share(16, group=_PROOFS)
+slow_file = share(8, group=_SLOW_FILES, unit="file")
+always = share(1)
 
 
 def drawn(
@@ -128,34 +140,45 @@ class Shares:
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         tables: dict[str, list[pytest.Item]] = defaultdict(list)
+        marks: dict[str, pytest.Mark | None] = {}
         for item in items:
-            mark = item.get_closest_marker(MARK)
-            if mark is None:
-                continue
-            group = mark.kwargs["group"]
-            if _is_named(config, item.nodeid.partition("[")[0], by_file=group == _SLOW_FILES):
-                continue
-            if group:
-                alone = group not in (_PROOFS, _SLOW_FILES)
-                path = f"{item.nodeid.partition('::')[0]}: " if alone else ""
-                tables[path + group].append(item)
-            elif hasattr(item, "callspec"):
-                tables[item.nodeid.partition("[")[0]].append(item)
+            test = item.nodeid.partition("[")[0]
+            for mark in _marks_of(item):
+                group = "" if mark is None else mark.kwargs["group"]
+                by_file = mark is None or group == _SLOW_FILES
+                if _is_named(config, test, by_file):
+                    continue
+                alone = group and group not in (_PROOFS, _SLOW_FILES)
+                name = f"{test.partition('::')[0]}: {group}" if alone else group or test
+                if group or hasattr(item, "callspec"):
+                    marks[name] = mark
+                    tables[name].append(item)
         left_out: set[pytest.Item] = set()
-        for name, table in tables.items():
-            mark = table[0].get_closest_marker(MARK)
-            assert mark is not None
+        for name, table in sorted(tables.items(), key=lambda table: table[0] == _SLOW_FILES):
+            if marks[name] is None and len(table) <= FEW_CASES:
+                continue
             count = len(table)
             if not every_case(config):
-                cases = [_case(item) for item in table]
-                of = {key: value for key, value in mark.kwargs.items() if key != "group"}
-                kept = drawn(cases, f"{self.seed} {name}", *mark.args, **of)
-                left_out |= {*table} - {table[place] for place in kept}
+                kept = {table[at] for at in _drawn(table, f"{self.seed} {name}", marks[name])}
+                if name == _SLOW_FILES:
+                    kept |= self._ones_of_files(items, {*table} - kept, left_out)
+                left_out |= {*table} - kept
                 count = len(kept)
             self.counts[name] = (count, len(table))
         if left_out:
             config.hook.pytest_deselected(items=[item for item in items if item in left_out])
             items[:] = [item for item in items if item not in left_out]
+
+    def _ones_of_files(
+        self, items: list[pytest.Item], undrawn: set[pytest.Item], left_out: set[pytest.Item]
+    ) -> set[pytest.Item]:
+        """Draw one case of each slow file that is not drawn and has no test that always runs."""
+        rest = {item.path for item in items if item not in undrawn and item not in left_out}
+        files: dict[Path, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            if item in undrawn and item not in left_out and item.path not in rest:
+                files[item.path].append(item)
+        return {random.Random(f"{self.seed} {path.name}").choice(of) for path, of in files.items()}
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):
@@ -182,15 +205,59 @@ def _case(item: pytest.Item) -> dict[str, Any]:
     return {**params, "test": item.originalname, "file": item.nodeid.partition("::")[0]}
 
 
+def _marks_of(item: pytest.Item) -> list[pytest.Mark | None]:
+    """Return what a test is drawn by: its own mark and that of its file; None for crossed tables."""
+    marks = [*item.iter_markers(MARK)]
+    if not marks:
+        return [None] if len(_tables_of(item)) > 1 else []
+    if marks[0].args == always.mark.args:
+        return []
+    if marks[0].kwargs["group"] == _PROOFS:
+        return marks[:1]
+    return [marks[0], *(mark for mark in marks[1:] if mark.kwargs["group"] == _SLOW_FILES)]
+
+
+def _tables_of(item: pytest.Item) -> list[tuple[str, ...]]:
+    """Return the arguments of each table that the cases of a test are rows of."""
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return []
+    if not item.path.is_relative_to(TESTS):  # a suite of users
+        return []
+    tables = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        words = names.split(",") if isinstance(names, str) else names
+        tables.append(tuple(word.strip() for word in words))
+    of_marks = {name for names in tables for name in names}
+    return tables + [(name,) for name in item.callspec.params if name not in of_marks]
+
+
+def _drawn(table: list[pytest.Item], seed: str, mark: pytest.Mark | None) -> list[int]:
+    """Return the places of the cases of a table that are drawn, as its mark says."""
+    cases = [_case(item) for item in table]
+    if mark is not None:
+        of = {key: value for key, value in mark.kwargs.items() if key != "group"}
+        return drawn(cases, seed, *mark.args, **of)
+    tables = _tables_of(table[0])
+    rows = [
+        {str(at): tuple(_value(case, name) for name in names) for at, names in enumerate(tables)}
+        for case in cases
+    ]
+    return drawn(rows, seed, CROSSED, [*rows[0]])
+
+
 def _is_named(config: pytest.Config, table: str, by_file: bool) -> bool:
     """Tell whether the command line names this test by `::`, or its file if that is enough."""
     path, _, test = table.partition("::")
-    whole = (config.rootpath / path).resolve()
     for argument in config.args:
         file, _, names = argument.partition("::")
         wanted = names.partition("[")[0]
-        same = (config.invocation_params.dir / file).resolve() == whole
-        if same and (test == wanted or test.startswith(f"{wanted}::") if wanted else by_file):
+        fits = test == wanted or test.startswith(f"{wanted}::") if wanted else by_file
+        if (
+            fits
+            and (config.invocation_params.dir / file).resolve()
+            == (config.rootpath / path).resolve()
+        ):
             return True
     return False
 

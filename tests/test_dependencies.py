@@ -14,7 +14,8 @@ from tests import dependencies
 from tests.dependencies import Package, bill, license_problems, main, needed
 
 ROOT = Path(__file__).resolve().parents[1]
-PINNED = ("action.yml", ".github/workflows/site.yml", ".github/workflows/dependencies.yml")
+WORKFLOWS = (path.relative_to(ROOT) for path in (ROOT / ".github" / "workflows").glob("*.yml"))
+PINNED = ("action.yml", *sorted(map(str, WORKFLOWS)))
 _USES = re.compile(r"uses:\s*(\S+)(?:\s+#\s*(\S+))?")
 
 

@@ -91,6 +91,7 @@ except QgateError as error:
 """
 
 
+@proof
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the texts are those without a CUDA device")
 def test_a_device_of_another_maker_is_allowed_once_its_backend_is_there() -> None:
     sees = f"torch {torch.__version__} sees"

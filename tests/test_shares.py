@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 
@@ -154,15 +155,76 @@ def test_slow_files_are_drawn_whole_and_run_where_they_are_named(project: pytest
     tests = "\n".join(f"def test_{n}(): pass" for n in range(4))
     project.makepyfile(**{f"test_{name}": slow + tests for name in "abcdefghijkl"})
     some = project.runpytest_inprocess("-v", "-k", "not tables", "--case-seed", "a")
-    some.assert_outcomes(passed=2 * 4, deselected=10 * 4 + len(CASES) + 7)
-    files = re.findall(r"(test_\w)\.py::test_\d PASSED", some.stdout.str())
-    assert len({*files}) == 2
+    some.assert_outcomes(passed=2 * 4 + 10, deselected=10 * 3 + len(CASES) + 7)
+    counts = Counter(re.findall(r"(test_\w)\.py::test_\d PASSED", some.stdout.str()))
+    assert sorted(counts.values()) == [1] * 10 + [4] * 2  # of the others one test
     grouped = "class TestGroup:\n    def test_1(self): pass\n    def test_2(self): pass\n"
     project.makepyfile(test_y=slow + grouped + tests, test_z=slow + grouped + tests)
     names = ["test_b.py", "test_c.py", "test_d.py::test_1"]
     names += ["test_y.py::TestGroup", "test_z.py::TestGroup"]
     named = project.runpytest_inprocess(*names, "--case-seed", "a")
     named.assert_outcomes(passed=4 + 4 + 1 + 2 + 2)
+
+
+CROSSED = """
+import pytest
+
+@pytest.mark.parametrize("size", range(6))
+@pytest.mark.parametrize(("fmt", "wide"), [("int8", 1), ("mxfp4", 1), ("mxfp4", 2), ("hif8", 2)])
+def test_crossed(fmt, wide, size):
+    pass
+
+@pytest.mark.parametrize("size", range(6))
+@pytest.mark.parametrize("wide", range(2))
+def test_few(wide, size):
+    pass
+
+@pytest.mark.parametrize("size", range(24))
+def test_one_table(size):
+    pass
+"""
+
+
+def test_of_crossed_tables_a_quarter_runs_and_every_row(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.makepyfile(test_crossed=CROSSED)
+    monkeypatch.setattr(shares, "TESTS", project.path)
+    result = project.runpytest_inprocess("-v", "-k", "crossed", "--case-seed", "a")
+    rows = re.findall(r"::test_crossed\[(\w+-\d)-(\d)\] PASSED", result.stdout.str())
+    assert {size for _, size in rows} == {*"012345"}
+    assert {fmt for fmt, _ in rows} == {"int8-1", "mxfp4-1", "mxfp4-2", "hif8-2"}
+    assert 6 <= len(rows) <= 9
+    result.assert_outcomes(passed=len(rows) + 12 + 24, deselected=24 - len(rows) + 30 + 7)
+    for whole in (["-k", "crossed", "--every-case"], ["test_crossed.py"]):
+        result = project.runpytest_inprocess(*whole, "--case-seed", "a")
+        assert result.parseoutcomes()["passed"] == 24 + 12 + 24
+    monkeypatch.setattr(shares, "TESTS", project.path / "tests")  # cases of suites run whole
+    result = project.runpytest_inprocess("-k", "crossed", "--case-seed", "a")
+    assert result.parseoutcomes()["passed"] == 24 + 12 + 24
+
+
+def test_a_slow_file_keeps_its_shares_and_what_always_runs(project: pytest.Pytester) -> None:
+    slow = """
+import pytest
+from tests.shares import always, share, slow_file
+pytestmark = slow_file
+
+@always
+def test_quick(): pass
+
+@share(4)
+@pytest.mark.parametrize("size", range(8))
+def test_cases(size): pass
+"""
+    project.makepyfile(**{f"test_{name}": slow for name in "abcdef"})
+    run = project.runpytest_inprocess("-v", "-k", "not tables", "--case-seed", "a")
+    assert run.parseoutcomes()["passed"] == 6 + 2
+    assert run.stdout.str().count("::test_quick PASSED") == 6
+    named = project.runpytest_inprocess("test_a.py", "test_b.py", "--case-seed", "a")
+    named.assert_outcomes(passed=2 * (1 + 2), deselected=2 * 6)
+    every = project.runpytest_inprocess("-k", "not tables", "--every-case")
+    assert every.parseoutcomes()["passed"] == 6 * 9
 
 
 def test_a_run_without_a_seed_draws_that_of_the_file(project: pytest.Pytester) -> None:

@@ -121,8 +121,13 @@ def text_parameter(item: pytest.Item, *names: str) -> str:
 def has_fixture(item: pytest.Item, *names: str) -> bool:
     """Return True if a test has this plugin's fixture of a name, not somebody else's."""
     info = getattr(item, "_fixtureinfo", None)
-    defined = [] if info is None else [info.name2fixturedefs.get(name) for name in names]
-    return any(defs and defs[-1].func.__module__.startswith("qgate.plugin") for defs in defined)
+    if info is None:
+        return False
+    for name in names:
+        definitions = info.name2fixturedefs.get(name)
+        if definitions and definitions[-1].func.__module__.startswith("qgate.plugin"):
+            return True
+    return False
 
 
 def kind_of_gate(item: pytest.Item) -> GateKind | None:

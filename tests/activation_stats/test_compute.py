@@ -27,7 +27,7 @@ from qgate.activation_stats.sensitivity import (
 from qgate.activation_stats.subjects import Sample
 from qgate.errors import QgateError
 from tests.activation_stats.tiny_transformers import bert, llama, save
-from tests.shares import share
+from tests.shares import proof, share
 
 transformers = pytest.importorskip("transformers")
 TEXT = "the quick brown fox jumps over the lazy dog while seven old sailors drink cold beer . "
@@ -149,6 +149,7 @@ def test_there_is_one_pass_per_sample_for_everything() -> None:
     assert len(passes) == 4
 
 
+@proof
 def test_a_padded_batch_is_the_same_as_rows_without_padding() -> None:
     model, samples = llama(), rows()
     width = max(map(len, samples))
@@ -291,6 +292,7 @@ def test_tables_have_a_row_for_each_layer_and_statistic() -> None:
         )
 
 
+@proof
 def test_offloading_gives_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     model = llama()
     plain = activations(model, rows(), **FEW)

@@ -27,7 +27,7 @@ from qgate.errors import QgateError
 from qgate.formats import quantize
 from qgate.stats.moments import ExactSum
 from tests.activation_stats.layer_records import record_of, stats_of
-from tests.shares import share
+from tests.shares import proof
 
 RULE = OutlierRule()
 ALL = LayerRequest(
@@ -344,7 +344,7 @@ def test_percentiles_merge_and_grow_with_the_largest_value() -> None:
         assert len(pickle.dumps(counted)) / 8 < 4 * 2 * 16 * 34
 
 
-@share(6)
+@proof
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_how_much_is_counted_at_once_changes_nothing(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

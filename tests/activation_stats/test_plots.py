@@ -24,7 +24,7 @@ from qgate.activation_stats.reading import (
 )
 from qgate.activation_stats.record import ActivationsRecord
 from tests.activation_stats.activation_records import OUTLIER, RECORDS, usual
-from tests.shares import proof, share
+from tests.shares import proof
 
 LOOK = ReportOptions()
 
@@ -48,7 +48,7 @@ def texts_of(record: ActivationsRecord, name: str, options: ReportOptions = LOOK
     return "\n".join(text.get_text() for text in sheet.figure.findobj(Text))  # type: ignore[attr-defined]
 
 
-@share(12)
+@proof
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_picture_of_every_record_is_drawn(name: str) -> None:
     record = RECORDS[name]()
@@ -62,7 +62,7 @@ def test_every_picture_of_every_record_is_drawn(name: str) -> None:
         assert None not in sheets.values()
 
 
-@share(8)
+@proof
 @pytest.mark.parametrize("name", ["large", "hostile", "single"])
 def test_texts_do_not_overlap(name: str) -> None:
     """Titles, labels and legends, as they are laid out."""

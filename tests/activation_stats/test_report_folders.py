@@ -234,6 +234,7 @@ def test_a_whole_bucket_is_a_folder(bucket: Any) -> None:
     assert set(stores.keys(bucket)) == names | {"small-written.json"}
 
 
+@proof
 @pytest.mark.parametrize(
     ("location", "words"),
     [

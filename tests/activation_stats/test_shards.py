@@ -139,6 +139,7 @@ def test_how_samples_are_cut_changes_nothing(size: int, monkeypatch: pytest.Monk
     assert plain(activations(model, samples, **ALL).record) == plain(one)
 
 
+@proof
 def test_padding_and_batches_are_the_same_everywhere() -> None:
     ids = torch.randint(0, 63, (11, 30), generator=torch.Generator().manual_seed(3))
     mask = torch.ones_like(ids)
@@ -149,6 +150,7 @@ def test_padding_and_batches_are_the_same_everywhere() -> None:
     assert record["layers"][0]["tokens"] == int(mask.sum())
 
 
+@proof
 def test_a_width_that_changes_with_the_sample_is_the_same_everywhere() -> None:
     patterns = {
         "magnitude.patterns": ["softmax", "query"],
@@ -175,6 +177,7 @@ def test_a_model_by_name_is_loaded_by_each_process(tmp_path: Path) -> None:
         activations(f"{file}:build", workers=2, smoothing__enabled=False)
 
 
+@proof
 def test_a_shard_whose_worker_dies_fails_the_run_and_is_named() -> None:
     samples = rows(20)
     samples[17][3] = 63
@@ -206,6 +209,7 @@ def test_errors_of_a_sample_are_those_of_one_process() -> None:
             activations(Small(), broken, workers=workers)
 
 
+@proof
 def test_a_module_that_a_shard_never_reaches_counts() -> None:
     samples = rows(17)
     for k, row in enumerate(samples):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,11 +96,13 @@ def clean() -> dict[str, str]:
     return {**known, **who, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
 
 
-def run(words: list[object], folder: Path) -> str:
+def run(
+    words: list[object], folder: Path, known: Mapping[str, str] | None = None, status: int = 0
+) -> str:
     done = subprocess.run(
         list(map(str, words)),
         cwd=folder,
-        env=clean(),
+        env=clean() if known is None else known,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -107,5 +110,5 @@ def run(words: list[object], folder: Path) -> str:
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == status, done.stdout
     return done.stdout

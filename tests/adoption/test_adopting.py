@@ -14,7 +14,7 @@ import qgate.gate.measuring.model_gates
 import qgate.metrics
 import qgate.results  # noqa: F401
 from qgate.cli import main
-from tests.shares import share
+from tests.shares import proof
 
 KERNEL = "clamp(min=1e-12) / 127"
 FEW = ("--qgate-layers", "first", "--qgate-samples", "2", "--qgate-seqlen", "32")
@@ -49,7 +49,7 @@ def test_the_example_is_the_same_everywhere(
     assert model.layers == ("layers.0", "layers.1", "layers.2")
 
 
-@share(8)
+@proof
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
 def test_a_repository_with_tests_options_and_settings_of_its_own(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, mode: str

@@ -13,6 +13,7 @@ import pytest
 from qgate.loading import EXTRAS
 from tests.adoption.alone import brought
 from tests.adoption.repository import clean
+from tests.shares import share
 
 ROOT = Path(__file__).resolve().parents[2]
 ALONE = Path(__file__).with_name("alone.py")
@@ -81,21 +82,15 @@ def test_what_is_required_is_the_core() -> None:
     assert {*listed} == extras.keys() - {"all", "test", "docs", "lint"}
 
 
-def test_a_kernel_is_checked_with_the_core_alone(tmp_path: Path) -> None:
-    code = f"""{KERNEL}
-print(repr(check(gemm)))
-try:
-    import pandas
-except ModuleNotFoundError:
-    check(short)
-"""
-    status, text = alone(tmp_path, "-c", code)
-    assert status == 1
-    assert text.startswith("gemm agrees at "), text
-    assert "CheckFailure: " in text
-    assert "32 terms, 32 to 63" in text
+def test_a_kernel_is_checked_with_the_core_alone(answers: dict[str, str]) -> None:
+    right, wrong = answers["a right kernel"], answers["a wrong kernel"]
+    assert right.startswith("gemm agrees at "), right
+    assert "ModuleNotFoundError: " in right, "pandas is there"
+    assert "CheckFailure: " in wrong
+    assert "32 terms, 32 to 63" in wrong
 
 
+@share(2)
 @pytest.mark.parametrize(
     ("plugins", "chosen", "outcome"),
     [
@@ -123,24 +118,11 @@ LACKING = {
 }
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each call says, all in one process."""
-    lines = ["import qgate, torch"]
-    for name, (code, _) in LACKING.items():
-        lines += ["try:", f"    {code}", "except Exception as error:",
-                  f"    print({name!r}, '|', type(error).__name__, '|', error)"]  # fmt: skip
-    _, text = alone(tmp_path_factory.mktemp("lacking"), "-c", "\n".join(lines))
-    return {line.partition(" | ")[0]: line for line in text.splitlines() if " | " in line}
-
-
 @pytest.mark.parametrize("name", LACKING)
-def test_what_is_missing_is_one_line_with_its_command(name: str, told: dict[str, str]) -> None:
+def test_what_is_missing_is_one_line_with_its_command(name: str, answers: dict[str, str]) -> None:
     extra = LACKING[name][1]
-    words = (
-        rf"{name} \| QgateError \| \w+ is not installed: pip install 'pytest-qgate\[{extra}\]'\."
-    )
-    assert re.fullmatch(words, told[name]), told[name]
+    words = rf"QgateError: \w+ is not installed: pip install 'pytest-qgate\[{extra}\]'\."
+    assert re.fullmatch(words, answers[f"to call: {name}"].strip()), answers
 
 
 CALLS = {
@@ -156,14 +138,29 @@ CALLS = {
 }  # fmt: skip
 
 
+PROGRAMS = {
+    "a right kernel": "print(repr(check(gemm)))\nimport pandas",
+    "a wrong kernel": "check(short)",
+    **{f"to call: {name}": code for name, (code, _) in LACKING.items()},
+    **{name: f"print('status', cli.main({argv}))" for name, (argv, _, _) in CALLS.items()},
+}
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each command writes, all in one process; its status comes last."""
-    lines = ["from qgate.cli import main"]
-    for name, (argv, _, _) in CALLS.items():
-        lines += [f"print('## {name}', flush=True)", "try:", f"    print('status', main({argv}))",
-                  "except SystemExit as error:", "    print('status', error.code or 0)"]  # fmt: skip
-    _, text = alone(tmp_path_factory.mktemp("answers"), "-c", "\n".join(lines))
+    """Return what each program writes, all in one process; the status of a command comes last."""
+    code = f"""{KERNEL}
+from qgate import cli
+for name, program in {PROGRAMS}.items():
+    print("##", name, flush=True)
+    try:
+        exec(program)
+    except SystemExit as error:
+        print("status", error.code or 0)
+    except Exception as error:
+        print(f"{{type(error).__name__}}: {{error}}", flush=True)
+"""
+    _, text = alone(tmp_path_factory.mktemp("answers"), "-c", code)
     parts = [part.partition("\n") for part in text.split("## ")[1:]]
     return {name: answer for name, _, answer in parts}
 

@@ -30,7 +30,9 @@ from qgate import models, modes
 from qgate.errors import QgateError
 from qgate.modes import Kernel
 from tests.gate.test_any_model import failures, gates
-from tests.shares import share
+from tests.shares import always, proof, slow_file
+
+pytestmark = slow_file
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "docs" / "recipes"
@@ -104,7 +106,7 @@ def build(name: str) -> qgate.Model:
     return models.load(name, build=recipe(name).build, sampling=SHORT)
 
 
-@share(12)
+@proof
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_of_a_recipe_records_and_then_passes(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str
@@ -146,7 +148,7 @@ OFF: dict[str, tuple[str, Callable[[Any], object]]] = {
 }
 
 
-@share(8)
+@proof
 @pytest.mark.parametrize("mode", OFF)
 def test_a_scale_that_is_off_is_over_the_budget(mode: str, tmp_path: Path) -> None:
     name, spoil = OFF[mode]
@@ -190,6 +192,7 @@ def test_the_cosine_of_the_same_embeddings_is_one_and_padding_has_no_part_in_it(
     assert module.cosine(padded, hidden, model.inputs) == pytest.approx([1.0] * len(hidden))
 
 
+@always
 def test_packed_weights_have_gradients_at_the_inputs_of_blocks(tmp_path: Path) -> None:
     model = build("packed_checkpoint")
     session = gates(model, tmp_path, updating="all")

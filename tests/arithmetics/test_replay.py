@@ -15,6 +15,7 @@ from qgate.arithmetics.hopper_16bit import BY_EIGHT
 from qgate.arithmetics.known import ATTENTIONS, PRODUCTS
 from qgate.arithmetics.products import KnownProduct, TensorCoreProduct
 from tests.arithmetics.recordings import Calls, calls_of, scaled, share_of_equal
+from tests.shares import share
 
 PRODUCT_CALLS: Calls = {
     name: call for file in ("fp8", "16bit", "float32", "int8") for name, call in calls_of(file).items()
@@ -65,6 +66,7 @@ def test_all_recorded_products_are_there() -> None:
     }  # fmt: skip
 
 
+@share(4)
 @pytest.mark.parametrize("name", PRODUCT_CALLS)
 def test_a_product_has_the_bits_of_the_device(name: str) -> None:
     product, call = product_of(name), PRODUCT_CALLS[name]
@@ -216,6 +218,7 @@ def test_gradients_have_the_bits_of_the_device(group: str) -> None:
         assert max(alike(other)[:2]) < 0.99
 
 
+@share(4)
 @pytest.mark.parametrize("name", calls_of("cpu_attention"))
 def test_attention_of_a_cpu_has_its_bits(name: str) -> None:
     call, known = calls_of("cpu_attention")[name], ATTENTIONS["cpu-flash"]

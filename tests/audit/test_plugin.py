@@ -117,6 +117,7 @@ def failures(result: pytest.RunResult) -> list[str]:
     return [re.sub(r"0x[0-9a-f]+", "0x", line) for line in lines]
 
 
+@proof
 def test_failing_tests_fail_with_the_same_messages(audit: Audit, pytester: pytest.Pytester) -> None:
     run = audit(FAILING)
     plain = run_alone(pytester, "-p", "no:cacheprovider", "-p", "no:qgate.plugin", "test_it.py")
@@ -261,6 +262,7 @@ def test_numpy(seed):
 """
 
 
+@proof
 def test_a_project_without_torch_stays_without_it(audit: Audit) -> None:
     run = audit(NUMPY_ONLY, alone=True, head="")
     run.result.assert_outcomes(passed=5, failed=1)  # seed 0: a comparison that fails
@@ -351,6 +353,7 @@ def test_the_libraries_are_as_they_were_afterwards() -> None:
     assert all(one is other for one, other in zip(before, after, strict=True))
 
 
+@proof
 def test_compiled_and_transformed_code_runs_as_before(audit: Audit) -> None:
     run = audit(
         """

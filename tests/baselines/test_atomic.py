@@ -43,7 +43,7 @@ from tests.baselines.faults import (
     started,
     watching,
 )
-from tests.shares import share
+from tests.shares import proof, share
 
 MOST_STEPS = 200
 
@@ -91,7 +91,7 @@ def read_only_look(store: Store) -> object:
     return seen
 
 
-@share(16, group="kills")
+@proof
 @pytest.mark.parametrize("half", [False, True], ids=["before a step", "in the middle of a write"])
 def test_killed_at_every_step(before: Path, outcomes: tuple[object, object], half: bool) -> None:
     old, new = outcomes
@@ -121,7 +121,7 @@ def test_killed_at_every_step(before: Path, outcomes: tuple[object, object], hal
     assert len(seen) - switch > 5
 
 
-@share(16, group="kills")
+@proof
 def test_killed_again_while_finishing_what_was_killed(
     before: Path, outcomes: tuple[object, object]
 ) -> None:
@@ -151,7 +151,7 @@ def test_killed_again_while_finishing_what_was_killed(
     assert is_clean(store)
 
 
-@share(16, group="kills")
+@proof
 def test_the_first_recording_killed_at_every_step(tmp_path: Path) -> None:
     seen = []
     for step in range(1, MOST_STEPS):
@@ -168,6 +168,7 @@ def test_the_first_recording_killed_at_every_step(tmp_path: Path) -> None:
     assert seen[-1]
 
 
+@share(2)
 @pytest.mark.parametrize("once", [True, False], ids=["one call", "all calls from there"])
 def test_a_full_disk_at_every_step(
     before: Path, outcomes: tuple[object, object], once: bool
@@ -503,6 +504,7 @@ def cut_off(once_cut_off: Path, tmp_path: Path) -> Store:
     return Store(tmp_path / "cut_off", "tiny")
 
 
+@proof
 def test_an_update_that_cannot_finish_an_older_one_says_that_it_did_nothing(
     cut_off: Store, outcomes: tuple[object, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

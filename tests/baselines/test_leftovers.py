@@ -14,7 +14,7 @@ from qgate.storage.updates import LOCK, UPDATE
 from tests.baselines.building import ORIGIN, accepting, contents, key, marks, recorded
 from tests.baselines.conftest import Clock
 from tests.baselines.faults import dying_at, failing_from
-from tests.shares import proof, share
+from tests.shares import proof
 
 MOST_STEPS = 60
 
@@ -40,7 +40,7 @@ def promised(tmp_path: Path) -> Store:
     raise AssertionError("no update was promised")
 
 
-@share(8)
+@proof
 @pytest.mark.parametrize("verb", ["commit", "tidy"])
 def test_the_same_again_at_every_step(tmp_path: Path, verb: str) -> None:
     idle = 0

@@ -42,7 +42,7 @@ from tests.engines import engine_records
 from tests.gate.making import measured, verdict
 from tests.hostile import HOSTILE
 from tests.page.gate_records import hostile_run, made_header, made_records
-from tests.shares import share
+from tests.shares import proof, share
 
 NAMES = [f"{name}{number}" for number in range(3) for name in (*HOSTILE, "\n" * 9, 9999 * "long.")]
 ROOMS = ("capture", "checkpoints", "comparing", "dumps", "formats", "gate", "kernel_checks", "relations",
@@ -178,7 +178,7 @@ def test_what_public_functions_return_shows_itself() -> None:
     assert returned - CASES.keys() - SMALL == set()
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("name", CASES)
 def test_a_result_is_short_and_safe_whatever_it_holds(name: str, tmp_path: Path) -> None:
     result = CASES[name](tmp_path)
@@ -201,6 +201,7 @@ def test_a_result_is_short_and_safe_whatever_it_holds(name: str, tmp_path: Path)
     assert len(frame) >= min(len(result.overview().items), 1)
 
 
+@proof
 def test_a_plot_shows_itself_and_is_saved(tmp_path: Path) -> None:
     picture = qgate.sweep(torch.randn(64), "fp8_e4m3").plot()
     assert picture._repr_png_().startswith(b"\x89PNG")

@@ -23,7 +23,7 @@ from qgate.sweeps.plots import PICTURES as SWEEPS
 from tests.activation_stats import activation_records
 from tests.charts.picture_style import has_data, violations
 from tests.drawing import dump_records
-from tests.shares import share
+from tests.shares import proof, share
 from tests.sweeps import sweep_records
 
 Build = Callable[[], Sheet | None]
@@ -51,7 +51,7 @@ def _normal_dump() -> dict[str, Any]:
 REGISTERED = dict(_registered())
 
 
-@share(16)
+@share(32)
 @pytest.mark.parametrize("name", REGISTERED)
 def test_every_picture_keeps_to_the_style(name: str) -> None:
     with np.errstate(all="ignore"):
@@ -61,7 +61,7 @@ def test_every_picture_keeps_to_the_style(name: str) -> None:
     assert violations(made.figure) == []
 
 
-@share(12)
+@proof
 @pytest.mark.parametrize("name", ["tiny", "outlier", "single level", "failed", "odd name"])
 def test_sweeps_of_odd_tensors_keep_to_the_style(name: str) -> None:
     record = sweep_records.TENSORS[name]()
@@ -102,6 +102,7 @@ def test_a_plain_panel_keeps_to_the_style() -> None:
     assert violations(_plain().figure) == []
 
 
+@share(4)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_deviation_is_seen(name: str) -> None:
     axes = _plain()
@@ -211,6 +212,7 @@ def _apart(one: Image.Image, other: Image.Image) -> float:
     return float(np.sqrt(np.mean((both[0] - both[1]) ** 2)))
 
 
+@share(3)
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_picture_equals_its_stored_one(name: str, request: pytest.FixtureRequest) -> None:
     """After looking at it: `python -m tests.charts.test_picture_style` draws them anew."""
@@ -239,6 +241,7 @@ def _recolored(figure: Any) -> None:
     figure.axes[0].images[0].set_cmap("gray")
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("name", "change"),
     [(BASELINES[0], _moved), (BASELINES[4], _moved), (BASELINES[1], _recolored)],

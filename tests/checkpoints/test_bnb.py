@@ -16,6 +16,7 @@ from qgate.checkpoints.texts import first_line
 from tests.checkpoints.bnb_exports import RIGHT, configuration, export, stored, tensors_of
 from tests.checkpoints.exports import parent_tensors, write
 from tests.checkpoints.work import decoded
+from tests.shares import share
 
 UP = "model.layers.1.mlp.up_proj"
 Tensors = dict[str, Tensor]
@@ -117,6 +118,7 @@ FAULTS = (
 )  # fmt: skip
 
 
+@share(4)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found_by_tensor_and_cause(
     fault: BnbFault, parent: str, tmp_path: Path

@@ -97,6 +97,7 @@ def checkpoint(child: Path, *options: str | Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@proof
 def test_the_command_holds_scales_beside_a_dump(pair: tuple[Path, Path], tmp_path: Path) -> None:
     dump = dump_of(tmp_path / "dump", prefix="model.")
     assert checkpoint(pair[0], "--calibration", dump)[0] == 0

@@ -35,7 +35,7 @@ def test_a_right_export_has_no_finding(name: str, exports: dict[str, Exported]) 
     assert _compared(exports[name]).findings == []
 
 
-@share(4, by=("export",))
+@share(8, by=("export",))
 @pytest.mark.parametrize(("name", "export"), [(name, f.export) for name, f in FAULTS.items()])
 def test_a_fault_is_red_and_named(
     name: str, export: str, exports: dict[str, Exported], tmp_path: Path

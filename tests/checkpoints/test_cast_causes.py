@@ -112,6 +112,7 @@ RIGHT = {
 }
 
 
+@share(4)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_cast_is_named(name: str) -> None:
     weight, words = WRONG[name]

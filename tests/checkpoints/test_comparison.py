@@ -8,11 +8,13 @@ import pytest
 from safetensors.torch import load_file
 
 from qgate.checkpoints.comparison import compare
+from qgate.checkpoints.record import CheckpointRecord
 from qgate.checkpoints.texts import first_line
 from qgate.errors import QgateError
 from tests.checkpoints.exports import SCHEMES, compress, export, parent_tensors, write
 from tests.checkpoints.faults import FAULTS, FAULTS_OF_ALL, UP, ExportFault
 from tests.checkpoints.work import decoded
+from tests.shares import share
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -36,34 +38,38 @@ def test_a_weight_is_decoded_as_by_the_library(name: str, tmp_path: Path) -> Non
     assert (ours.bfloat16() == values.bfloat16()).float().mean() > 0.99
 
 
+def comparison_of(fault: ExportFault, folders: Path, child: Path) -> CheckpointRecord:
+    """Compare an export in which a fault is planted with its parent."""
+    tensors = load_file(folders / fault.scheme / "model.safetensors")
+    configuration = json.loads((folders / fault.scheme / "config.json").read_text())
+    fault.plant(tensors, configuration)
+    write(child, tensors, configuration)
+    return compare(str(child), str(folders / "parent"))
+
+
+@share(4)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found_by_tensor_and_cause(
     fault: ExportFault, folders: Path, tmp_path: Path
 ) -> None:
-    tensors = load_file(folders / fault.scheme / "model.safetensors")
-    configuration = json.loads((folders / fault.scheme / "config.json").read_text())
-    fault.plant(tensors, configuration)
-    write(tmp_path / "child", tensors, configuration)
-    record = compare(str(tmp_path / "child"), str(folders / "parent"))
+    record = comparison_of(fault, folders, tmp_path / "child")
     causes = [finding.cause for finding in record.findings if fault.subject in finding.subject]
     assert any(re.search(fault.words, cause) for cause in causes), record.findings
 
 
+@share(4)
 @pytest.mark.parametrize("fault", FAULTS_OF_ALL, ids=lambda fault: fault.name)
 def test_a_fault_of_all_weights_is_named_and_not_refused(
     fault: ExportFault, folders: Path, tmp_path: Path
 ) -> None:
-    tensors = load_file(folders / fault.scheme / "model.safetensors")
-    configuration = json.loads((folders / fault.scheme / "config.json").read_text())
-    fault.plant(tensors, configuration)
-    write(tmp_path / "child", tensors, configuration)
-    record = compare(str(tmp_path / "child"), str(folders / "parent"))
+    record = comparison_of(fault, folders, tmp_path / "child")
     named = {f.subject for f in record.findings if re.search(fault.words, f.cause)}
     assert len(named) >= 4, record.findings
     quantized = {weight.name for weight in record.weights if weight.outcome == "quantized"}
     assert {finding.subject for finding in record.findings} >= quantized
 
 
+@share(4)
 @pytest.mark.parametrize("name", ["w4a16", "fp8-block", "mxfp4", "nvfp4"])
 def test_another_parent_is_refused(name: str, folders: Path, tmp_path: Path) -> None:
     other = write(tmp_path / "other", parent_tensors(7), {})

@@ -16,6 +16,7 @@ from qgate.checkpoints.compute import measure
 from qgate.checkpoints.grids import FP4_UNIT, QuantizedWeight
 from qgate.checkpoints.methods.steps import nearest_elements
 from qgate.formats import get
+from tests.shares import share
 
 Array = np.ndarray[Any, Any]
 
@@ -194,6 +195,7 @@ def test_figures_are_those_of_the_definition(case: Case, monkeypatch: pytest.Mon
     assert figures.scales.largest == float(weight.scales.max())
 
 
+@share(4)
 def test_figures_do_not_depend_on_chunks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, source = _weight(case, seed=1)
     whole = measure(weight, source)

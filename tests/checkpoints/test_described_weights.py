@@ -27,6 +27,7 @@ from tests.checkpoints.gated import accept, failures, gates_of
 from tests.checkpoints.gguf_exports import GgufExport, export, parent_tensors
 from tests.checkpoints.gguf_faults import FAULTS, UP, planted
 from tests.checkpoints.work import check_spans
+from tests.shares import proof, share
 
 ROWS, COLUMNS = 72, 512
 Write = Callable[[Path], object]
@@ -137,6 +138,7 @@ def _planted(name: str, path: Path) -> Path:
     return planted(next(fault for fault in FAULTS if fault.name == name)).write(path)
 
 
+@share(2)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.F16])
 def test_every_byte_is_read_once(
@@ -167,6 +169,7 @@ def _faulty(path: Path) -> Iterator[Path]:
         yield _planted(name, path / f"{name}.gguf")
 
 
+@proof
 @pytest.mark.usefixtures("small")
 def test_causes_are_found_in_leading_rows(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -179,6 +182,7 @@ def test_causes_are_found_in_leading_rows(
         assert record.findings[0].cause.startswith(cause), path
 
 
+@proof
 @pytest.mark.parametrize("name", ["blocks never written", "q not reordered"])
 def test_processes_and_runs_that_go_on_give_the_record_of_one(
     name: str, parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -33,6 +33,7 @@ from tests.checkpoints.gated import (
     planted,
     write_pair,
 )
+from tests.shares import share
 
 DRAWN = random.Random(26).sample(FAULTS, 12)
 
@@ -54,6 +55,7 @@ def found(pair: Path, child: Path, **how: Any) -> list[str]:
 # What passes, and what does not -------------------------------------------------------------------
 
 
+@share(4)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_right_export_is_accepted_once_and_passes(
     folders: Path, name: str, tmp_path: Path
@@ -68,6 +70,7 @@ def test_a_right_export_is_accepted_once_and_passes(
     assert checks.count("bits_per_weight") == 1
 
 
+@share(4)
 @pytest.mark.parametrize("fault", DRAWN, ids=lambda fault: fault.name)
 def test_a_fault_fails_with_its_subject_and_cause_first_and_is_never_accepted(
     fault: ExportFault, folders: Path, tmp_path: Path

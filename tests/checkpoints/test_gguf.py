@@ -112,6 +112,7 @@ def _nearest(eight: np.ndarray, rows: np.ndarray, signs: np.ndarray) -> np.ndarr
 # Files --------------------------------------------------------------------------------------------
 
 
+@share(4)
 @pytest.mark.parametrize("kind", RIGHT, ids=lambda kind: kind.name)
 def test_a_right_export_is_as_declared(kind: Kind, wide_parent: str, tmp_path: Path) -> None:
     path = export(kind).write(tmp_path / "child.gguf")

@@ -16,6 +16,7 @@ from qgate.checkpoints.comparison import compare
 from qgate.errors import QgateError
 from tests.checkpoints.exports import parent_tensors, write
 from tests.checkpoints.work import decoded
+from tests.shares import share
 
 UP = "model.layers.1.mlp.up_proj"
 GROUP = 32
@@ -106,6 +107,7 @@ def test_a_right_export_is_as_declared(bits: int, parent: str, tmp_path: Path) -
     assert formats == {f"uint{bits} per {GROUP} with zero points"}
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("plant", "words"),
     [

@@ -156,6 +156,7 @@ def test_an_output_with_foreign_codes_is_found_in_words_of_columns(
     assert re.match(rows, finding.cause), finding.cause
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("name", "count", "change"),
     [

@@ -22,6 +22,9 @@ from tests.checkpoints.methods import (
     export_rotated,
 )
 from tests.checkpoints.work import names_judged
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 EXPORTS: dict[str, Callable[[int], Export]] = {
     "GPTQ by activation": by_activation,
@@ -49,6 +52,7 @@ def _methods(record: CheckpointRecord) -> dict[str, tuple[str, tuple[str, ...]]]
     return {weight.name: (weight.method, weight.undone_by) for weight in record.weights}
 
 
+@share(4)
 def test_few_rows_at_a_time_tell_the_same_method(
     pair: Pair, whole: CheckpointRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +65,7 @@ def test_few_rows_at_a_time_tell_the_same_method(
     assert _methods(parts) == _methods(whole)
 
 
+@share(4)
 def test_processes_tell_the_same_method(pair: Pair, whole: CheckpointRecord) -> None:
     assert repr(compare(*pair, workers=2).to_dict()) == repr(whole.to_dict())
 
@@ -82,6 +87,7 @@ def test_a_killed_run_goes_on_with_methods(
     assert 0 < len(names) < len(whole.weights)
 
 
+@share(4)
 def test_gates_accept_what_a_method_changes_and_find_a_fault_on_top(
     pair: Pair, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from qgate.checkpoints.comparison import compare
 from tests.checkpoints import torchao_exports
 from tests.checkpoints.exports import SCHEMES, compress, configuration, fused_with, library, write
+from tests.shares import share
 
 EXPERTS, NUMBER = "mlp.experts.", 4
 
@@ -91,6 +92,7 @@ CHILDREN = {
 }  # fmt: skip
 
 
+@share(4)
 @pytest.mark.parametrize("parent", [fused, listed])
 @pytest.mark.parametrize("child", CHILDREN)
 def test_listed_experts_are_compared_with_stacked_and_listed_ones(

@@ -35,6 +35,7 @@ from tests.checkpoints.onnx_exports import (
 )
 from tests.checkpoints.onnx_faults import FAULTS
 from tests.checkpoints.work import decoded
+from tests.shares import share
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,7 @@ def parent(exports: dict[str, Path]) -> str:
 # Clean exports -----------------------------------------------------------------------------------
 
 
+@share(4)
 @pytest.mark.parametrize("name", [*HAND_EXPORTS, *RUNTIME_EXPORTS])
 def test_a_clean_export_has_no_finding(name: str, exports: dict[str, Path], parent: str) -> None:
     record = compare(str(exports[name]), parent)
@@ -68,6 +70,7 @@ def test_a_clean_export_has_no_finding(name: str, exports: dict[str, Path], pare
     assert f"is as declared: {len(measured)} quantized" in first_line(record)
 
 
+@share(4)
 @pytest.mark.parametrize("name", [*HAND_EXPORTS, *RUNTIME_EXPORTS])
 def test_a_weight_is_decoded_as_by_onnx(name: str, exports: dict[str, Path]) -> None:
     checkpoint = open_checkpoint(str(exports[name]))
@@ -262,6 +265,7 @@ def test_a_published_export_without_names_is_matched_by_content(tmp_path: Path) 
 # Faults ------------------------------------------------------------------------------------------
 
 
+@share(4)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_named_by_tensor_and_cause(
     fault: ExportFault, exports: dict[str, Path], parent: str, tmp_path: Path

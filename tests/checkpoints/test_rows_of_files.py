@@ -39,7 +39,7 @@ from tests.checkpoints import gated, onnx_exports
 from tests.checkpoints.exports import write
 from tests.checkpoints.onnx_exports import HAND_EXPORTS, QUANTIZED, RUNTIME_EXPORTS, WIDTH
 from tests.checkpoints.work import check_spans, names_judged
-from tests.shares import share
+from tests.shares import proof, share
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def _opened(path: Path) -> Checkpoint:
     return checkpoint
 
 
-@share(6)
+@share(12)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("tall", [grids.TALL, 1])
 @pytest.mark.parametrize("name", [*HAND_EXPORTS, *RUNTIME_EXPORTS])
@@ -264,6 +264,7 @@ def faulty(tmp_path: Path) -> tuple[str, str]:
     return str(_external(tmp_path / "child", model)), str(tmp_path / "parent")
 
 
+@proof
 def test_processes_give_the_record_of_one(
     faulty: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

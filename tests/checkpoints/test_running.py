@@ -82,6 +82,7 @@ def _interrupt_at(number: int) -> Callable[[int, int], None]:
     return step
 
 
+@proof
 def test_processes_give_the_record_of_one(pair: Pair) -> None:
     here = compare(*pair)
     assert len(here.findings) == 2
@@ -160,6 +161,7 @@ def test_an_unfinished_folder_that_cannot_be_written_is_an_error(
         compare(*pair, unfinished=tmp_path / "file")
 
 
+@proof
 def test_weights_of_a_process_that_dies_are_named(tmp_path: Path) -> None:
     export(tmp_path / "child", "int8")
     deadly = DeadlyPair(str(tmp_path / "child"))

@@ -13,6 +13,7 @@ from qgate.checkpoints.opening import open_checkpoint
 from qgate.cli import main
 from qgate.errors import QgateError
 from tests.checkpoints.exports import export, parent_tensors, write
+from tests.shares import proof
 
 
 def _shards(folder: Path, count: int, stem: str = "model") -> list[Path]:
@@ -154,6 +155,7 @@ def test_bad_input_is_one_clear_error(
     assert str(folder) in error
 
 
+@proof
 def test_a_parent_that_is_no_parent_is_refused(tmp_path: Path) -> None:
     export(tmp_path / "child", "int8")
     write(tmp_path / "other weights", parent_tensors(seed=1), {})

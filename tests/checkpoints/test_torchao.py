@@ -19,6 +19,7 @@ from tests.checkpoints import torchao_exports
 from tests.checkpoints.exports import parent_tensors
 from tests.checkpoints.torchao_exports import SCHEMES, configuration, export, flattened, write
 from tests.checkpoints.work import decoded
+from tests.shares import share
 
 UP = "model.layers.1.mlp.up_proj"
 Tensors = dict[str, Tensor]
@@ -97,6 +98,7 @@ FAULTS = (
 )  # fmt: skip
 
 
+@share(4)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found_by_tensor_and_cause(
     fault: TorchaoFault, parent: str, tmp_path: Path

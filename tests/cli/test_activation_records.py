@@ -14,6 +14,7 @@ from qgate.activation_stats.files import write_report
 from qgate.activation_stats.reading import ReportOptions
 from qgate.cli import main
 from tests.activation_stats.activation_records import broken, little
+from tests.shares import proof
 
 Capsys = pytest.CaptureFixture[str]
 FEW = ReportOptions(dpi=40, formats=("json",))
@@ -58,6 +59,7 @@ def test_a_record_is_drawn_again_where_it_is(named: str, folder: Path, capsys: C
     assert json.loads((folder / "activations.json").read_text()) == before
 
 
+@proof
 def test_neither_the_model_nor_torch_is_needed(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_TORCH, "activations", str(folder)],

@@ -15,7 +15,7 @@ import pytest
 from qgate.activation_stats.settings import read_settings
 from qgate.cli import main
 from tests import bucket as stores
-from tests.shares import proof
+from tests.shares import proof, share
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
 Capsys = pytest.CaptureFixture[str]
@@ -134,6 +134,7 @@ def test_a_configuration_says_where_and_can_be_in_a_store(memory: Any, capsys: C
         assert words in capsys.readouterr().err
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("place", "words"),
     [
@@ -158,6 +159,7 @@ def test_a_url_that_cannot_be_written_to_is_refused_before_the_model_is_loaded(
     assert stores.keys(bucket) == ["x.csv"]
 
 
+@proof
 def test_a_record_that_a_store_refuses_at_the_end_is_kept_in_a_local_folder(
     memory: Any, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:

@@ -62,6 +62,7 @@ def small(folder: Path, text: Path) -> list[str]:
 # Runs --------------------------------------------------------------------------------------------
 
 
+@proof
 def test_a_model_folder_is_measured(folder: Path, text: Path, here: Path, capsys: Capsys) -> None:
     assert run(*small(folder, text), "--magnitude.patterns", r"mlp\.down_proj", "--verbose") == 0
     out = capsys.readouterr()
@@ -187,6 +188,7 @@ def test_without_a_model_there_is_an_error(capsys: Capsys) -> None:
     assert "there is no folder" in capsys.readouterr().err
 
 
+@proof
 @pytest.mark.usefixtures("here")
 def test_a_run_begins_with_the_first_layers(folder: Path, text: Path, capsys: Capsys) -> None:
     """Layers with weights of their own, in the order of the model; blocks are not among them."""
@@ -396,7 +398,7 @@ def recorded(folder: Path, text: Path) -> Callable[..., Any]:
     return told
 
 
-@share(16)
+@share(40)
 @pytest.mark.parametrize("key", COMPUTED)
 def test_a_key_changes_the_record(key: str, recorded: Callable[..., Any]) -> None:
     value, more = COMPUTED[key]

@@ -28,7 +28,7 @@ from tests.cli.base_repository import (
     forked,
     write,
 )
-from tests.shares import share
+from tests.shares import proof, share
 
 SILENT = "def pytest_collection_modifyitems(items):\n    items[:] = []\n"
 LOOSE = (
@@ -209,6 +209,7 @@ def test_nothing_is_written_behind_a_link_of_the_base(clone: Path, tmp_path: Pat
     assert not [*elsewhere.iterdir()]
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -242,6 +243,7 @@ def test_nothing_is_removed_through_a_link(
     assert "held" not in out, "nothing runs whose results have no place"
 
 
+@proof
 def test_files_of_others_stay_in_the_folder_of_results(clone: Path) -> None:
     out = clone / "qgate-out"
     for file in ("results.csv", "report.html", "junit.xml", "repro/a/run.py", "mine/notes"):
@@ -254,6 +256,7 @@ def test_files_of_others_stay_in_the_folder_of_results(clone: Path) -> None:
     assert not (out / "repro").exists()
 
 
+@proof
 def test_a_run_that_goes_on_keeps_its_results(
     clone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from qgate.capture import run as run_model
 from qgate.cli import main
 from qgate.dumps import shards
+from tests.shares import proof
 
 SMALL = ["--samples", "1", "--seqlen", "64", "--set", "calib_samples=1", "--set", "calib_seqlen=64"]
 Capsys = pytest.CaptureFixture[str]
@@ -192,6 +193,7 @@ def test_a_mode_and_its_reference_are_written_as_users_know_them(capsys: Capsys)
     assert not np.array_equal(loaded("fp32", 4), loaded("fp32-rotated", 4))
 
 
+@proof
 def test_the_plain_reference_is_there_whatever_is_captured() -> None:
     assert capture("--mode", "essential", *SMALL) == 0
     stems = ["0", "2-1", "2-2", "2-4", "fp32", "fp32-rotated"]

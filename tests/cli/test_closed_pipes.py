@@ -65,6 +65,7 @@ RED: dict[str, tuple[int, Callable[[Path], None]]] = {
 }  # fmt: skip
 
 
+@share(4)
 @pytest.mark.parametrize("streams", [(1,), (1, 2)], ids=["stdout", "both"])
 @pytest.mark.parametrize("line", RED)
 def test_red_stays_red(line: str, streams: tuple[int, ...], place: Path) -> None:
@@ -90,6 +91,7 @@ def test_a_sweep_goes_on_without_its_reader(tmp_path: Path) -> None:
     assert {path.parent.name for path in (tmp_path / "out").rglob("*.json")} == {*"0123456"}
 
 
+@share(2)
 @pytest.mark.parametrize("is_red", [True, False])
 def test_a_run_of_pytest_goes_on_without_its_reader(is_red: bool, tmp_path: Path) -> None:
     (tmp_path / "suites").mkdir()

@@ -16,7 +16,7 @@ from qgate.cli import _formats as command
 from qgate.cli import main
 from qgate.formats import FORMATS
 from qgate.storage.files import scratch_folder
-from tests.shares import share
+from tests.shares import proof, share
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -218,6 +218,7 @@ def test_a_format_of_a_family_is_shown_by_its_name(capsys: Capsys) -> None:
     assert "K from 3 to 8" in capsys.readouterr().err
 
 
+@proof
 def test_python_without_docstrings_loads_the_commands_and_the_plugin(tmp_path: Path) -> None:
     """`python -OO` leaves none, and pytest loads the plugin in every run."""
     (tmp_path / "test_it.py").write_text("def test_it(): pass\n")
@@ -251,6 +252,7 @@ def test_a_closed_stream_is_no_traceback(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@share(2)
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_a_run_with_closed_streams_is_the_run(closed: str, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(

@@ -526,6 +526,7 @@ def test_all_fails_if_one_does_or_none_was_there(capsys: Capsys) -> None:
     assert "mode alien" in capsys.readouterr().err
 
 
+@proof
 def test_captured_modes_of_a_model_are_compared(capsys: Capsys) -> None:
     assert main(["layers", "capture", "--mode", "0,2-1,2-4,fp16,mxfp8", *SMALL]) == 0
     assert main(["layers", "compare", "2-1"]) == 0

@@ -14,6 +14,7 @@ import pytest
 import qgate.devices
 from qgate.cli import main
 from tests.baselines.building import recorded
+from tests.shares import share
 
 Capsys = pytest.CaptureFixture[str]
 Fault = Callable[[pytest.MonkeyPatch], object]
@@ -141,6 +142,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 }  # fmt: skip
 
 
+@share(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_that_keeps_gates_from_running_is_named(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: Capsys

@@ -79,7 +79,7 @@ def test_every_command_is_here() -> None:
     assert set(CASES) == {name for name in verbs if not name.startswith("_")}
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("command", CASES)
 def test_no_name_reaches_the_beginning_of_a_line(
     command: str, house: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -12,6 +12,7 @@ import pytest
 
 from qgate.cli import main
 from qgate.modes import find_mode, load_calibration, names
+from tests.shares import share
 
 SMALL = ["--set", "calib_samples=2", "--set", "calib_seqlen=64", "--samples", "1", "--seqlen", "64"]
 LEAVES = (
@@ -165,6 +166,7 @@ BAD_OPTIONS: list[tuple[list[str], list[str]]] = [
 ]  # fmt: skip
 
 
+@share(4)
 @pytest.mark.parametrize(("options", "words"), BAD_OPTIONS, ids=lambda value: " ".join(value))
 def test_bad_options_are_one_line(
     options: list[str], words: list[str], workplace: Path, capsys: Capsys

@@ -21,6 +21,7 @@ from qgate.results.table import COLUMNS
 from qgate.storage import files
 from tests.adoption.repository import PROGRAMS
 from tests.results.making import record, write
+from tests.shares import proof
 
 Capsys = pytest.CaptureFixture[str]
 SCHEMA = json.loads((Path(__file__).parents[2] / "qgate/results/report.schema.json").read_text())
@@ -129,6 +130,7 @@ def test_the_exit_status_is_of_the_report_unless_asked() -> None:
     assert run("nothing.jsonl", "--exit-code") == 1
 
 
+@proof
 def test_the_recipe_compares_with_the_last_run(folder: Path) -> None:
     """The step of docs/reports.md that keeps the results of a run for the next one."""
     page = (Path(__file__).parents[2] / "docs" / "reports.md").read_text(encoding="utf-8")

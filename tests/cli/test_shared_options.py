@@ -22,6 +22,7 @@ from tests.baselines.building import ORIGIN, key, recorded
 from tests.cli.test_options import LEAVES
 from tests.dumps.making import record as dumped
 from tests.results.making import record, write
+from tests.shares import share
 
 Capsys = pytest.CaptureFixture[str]
 # What neither lists nor decides: it runs another program, follows one, writes files or prints text.
@@ -87,6 +88,7 @@ def place(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return tmp_path
 
 
+@share(4)
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("line", JSON)
 def test_json_is_all_that_is_printed_and_quiet_prints_nothing(line: str, capsys: Capsys) -> None:

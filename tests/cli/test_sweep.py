@@ -50,6 +50,7 @@ def folders(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.name != "index.html")
 
 
+@proof
 def test_the_files_of_a_sweep(capsys: Capsys) -> None:
     torch.save(activation(), "act.pt")
     status, out, _ = run(capsys, "act.pt", "--elem-format", "e4m3", "-v")
@@ -590,6 +591,7 @@ def test_blocks_that_are_much_better_are_named(capsys: Capsys) -> None:
     assert "use mxfp8_e4m3" not in " ".join(out.split())
 
 
+@proof
 def test_several_tensors_are_a_line_each_and_bounded(capsys: Capsys) -> None:
     save_file({f"w{i:02}": activation(4, seed=i) for i in range(23)}, "s.safetensors")
     status, out, _ = run(capsys, "s.safetensors", "--no-plots")

@@ -84,6 +84,7 @@ def test_hostile_names_stay_text_and_their_links_lead_somewhere() -> None:
     assert all(Path("out", link).exists() for link in links(text))
 
 
+@proof
 def test_a_second_run_keeps_the_tensors_of_the_first() -> None:
     for i in range(3):
         torch.save(tensor(i), f"t{i}.pt")

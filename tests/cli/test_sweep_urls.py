@@ -10,7 +10,7 @@ from safetensors.torch import save, save_file
 
 from qgate.cli import main
 from tests import bucket as stores
-from tests.shares import proof
+from tests.shares import proof, share
 
 pytestmark = pytest.mark.usefixtures("here")
 bucket, server = stores.bucket, stores.server
@@ -62,6 +62,7 @@ def test_patterns_and_processes_work_on_buckets(bucket):
     ]  # fmt: skip
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("url", "words"),
     [

@@ -27,6 +27,7 @@ from tests.collecting.collected import (
     records,
     train,
 )
+from tests.shares import proof
 
 F = torch.nn.functional
 
@@ -272,6 +273,7 @@ def test_bad_settings_name_what_there_is(
     assert not has_hooks(model)
 
 
+@proof
 def test_another_iteration_and_quant_type_go_on_in_the_same_dump(tmp_path: Path) -> None:
     model = network()
     for first, label in ((0, "hifp8"), (100, "mxfp8")):
@@ -286,6 +288,7 @@ def test_another_iteration_and_quant_type_go_on_in_the_same_dump(tmp_path: Path)
         train(model, 1)
 
 
+@proof
 def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
     model = network()
     for _ in range(2):
@@ -345,6 +348,7 @@ def test_names_of_any_kind(tmp_path: Path) -> None:
     )
 
 
+@proof
 def test_sites_are_types_patterns_or_names(tmp_path: Path) -> None:
     def modules(number: int, sites: Any) -> set[str]:
         model = network()

@@ -16,7 +16,7 @@ from qgate.relations.record import Disagreement, RelationFailure, RelationReport
 from qgate.testing import CheckFailure, check_kernel
 from tests.hostile import FORGED, TOGETHER
 from tests.hostile_files import assert_calm
-from tests.shares import proof
+from tests.shares import proof, share
 
 NAMES = [name.replace(".", "_") for name in TOGETHER]
 PROGRAM = """\
@@ -77,6 +77,7 @@ def test_the_folder_of_a_collection_forges_no_line(
     assert_calm(error, "the summary")
 
 
+@share(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_kernels_are_calm(name: str) -> None:
     def kernel(x: torch.Tensor) -> torch.Tensor:

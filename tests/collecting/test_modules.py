@@ -170,6 +170,7 @@ def test_attention_modules_by_keyword(tmp_path: Path) -> None:
     torch.testing.assert_close(total, x.grad)
 
 
+@proof
 def test_huggingface_llama(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
@@ -237,6 +238,7 @@ def test_a_tensor_that_cannot_be_kept_does_not_cost_the_others(tmp_path: Path) -
     assert names >= {"weight", "output", "grad_output"}
 
 
+@proof
 def test_compiled_functions_run_as_written_too(tmp_path: Path) -> None:
     model = network()
     step = torch.compile(lambda x: loss_of(model, x), backend="eager")
@@ -319,6 +321,7 @@ def test_a_view_written_to_in_place_has_its_gradient(tmp_path: Path) -> None:
     torch.testing.assert_close(gradient.sum((0, 1)), model.fc.bias.grad)
 
 
+@proof
 def test_compiled_modules_run_as_written_while_they_are_collected(tmp_path: Path) -> None:
     torch.manual_seed(0)
     compiled = torch.compile(network(), backend="eager")
@@ -357,6 +360,7 @@ def test_what_cannot_be_kept_does_not_stop_the_model(tmp_path: Path) -> None:
     assert names == ["input", "weight", "weight"]
 
 
+@proof
 def test_a_list_of_models(tmp_path: Path) -> None:
     stages = [nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 2))]
     with qgate.collect(stages, tmp_path / "dump") as collector:

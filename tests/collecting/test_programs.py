@@ -19,14 +19,16 @@ from qgate.hooks import ModuleHooks
 from tests.collecting import programs
 from tests.collecting.collected import batch, network
 from tests.collecting.test_starting import collect, run
-from tests.shares import share
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 FILE = str(Path(programs.__file__))
 NO_DUMP = ("ends_at_once",)
 """Programs that leave no time to close the dump."""
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", programs.PROGRAMS)
 def test_a_program_runs_unchanged(tmp_path: Path, name: str) -> None:
     alone = run(tmp_path, FILE, name)
@@ -53,6 +55,7 @@ def test_a_hook_is_copied_and_pickled_to_nothing() -> None:
     assert len(calls) == 2
 
 
+@proof
 def test_a_pickled_model_needs_no_qgate(tmp_path: Path) -> None:
     with qgate.collect(network(), tmp_path / "dump", iterations=2) as collector:
         (root,) = collector._roots
@@ -104,6 +107,7 @@ def test_an_error_of_the_collector_stays_out_of_the_program(
     assert "stopped by an error of qgate, KeyError: 'of qgate'" in "".join(collector.missing)
 
 
+@always
 def test_calls_of_two_threads_are_not_mixed(tmp_path: Path) -> None:
     """The second thread calls the model while the first is in it."""
     inside, second_done = threading.Event(), threading.Event()

@@ -16,12 +16,14 @@ from qgate import QgateError
 from qgate.collecting.snapshots import WriterThread
 from qgate.dumps import Dump, DumpWriter
 from tests.collecting.collected import batch, found, has_hooks, loss_of, network, records, train
+from tests.shares import proof
 
 
 def micro_batches(folder: Path) -> set[tuple[Any, ...]]:
     return {(r.iteration, r.micro_batch, r.sample) for r in records(folder)}
 
 
+@proof
 def test_gradients_are_accumulated_until_the_optimizer_steps(tmp_path: Path) -> None:
     model = network()
     with qgate.collect(model, tmp_path / "dump", iterations=2) as collector:
@@ -77,6 +79,7 @@ def test_parameters_changed_by_hand(tmp_path: Path) -> None:
     assert not collector.missing
 
 
+@proof
 @pytest.mark.parametrize("graph", [True, False])
 def test_each_forward_pass_of_inference_is_an_iteration(tmp_path: Path, graph: bool) -> None:
     model = network()
@@ -112,6 +115,7 @@ def test_step_says_it_and_samples_are_limited_and_labeled(tmp_path: Path) -> Non
     assert micro_batches(tmp_path / "dump") == {(0, 0, 10), (0, 1, 11), (1, 0, 20), (1, 1, 21)}
 
 
+@proof
 def test_without_with(tmp_path: Path) -> None:
     model = network()
     collector = qgate.collect(model, tmp_path / "dump").start()
@@ -132,6 +136,7 @@ class Slow(DumpWriter):
         return super().add(*args, **kwargs)
 
 
+@proof
 def test_a_slow_disk_makes_the_model_wait_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

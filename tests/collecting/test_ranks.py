@@ -13,7 +13,10 @@ from qgate import QgateError
 from qgate.collecting.starting import rank_and_size, run_id
 from qgate.dumps import Dump
 from tests.collecting.collected import found, network, records, train
+from tests.shares import always, proof, slow_file
 from tests.warm import WarmPython
+
+pytestmark = slow_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -141,6 +144,7 @@ if __name__ == "__main__":
 """
 
 
+@proof
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_two_ranks_with_sharded_parameters(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_FSDP)
@@ -183,6 +187,7 @@ def test_ranks_that_are_not_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {r.rank for r in records(tmp_path / "dump")} == {1}
 
 
+@always
 def test_a_rank_that_comes_late_is_not_taken_for_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

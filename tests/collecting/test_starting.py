@@ -13,7 +13,7 @@ import qgate
 from qgate import QgateError
 from qgate.dumps import Dump
 from tests.collecting.collected import batch, loss_of, network, records, train
-from tests.shares import proof
+from tests.shares import proof, share
 from tests.warm import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,6 +122,7 @@ if sys.argv[2:] == ["fail"]:
 """
 
 
+@proof
 @pytest.mark.parametrize(
     ("factor", "words"),
     [
@@ -162,6 +163,7 @@ def test_underflow_is_told_of_a_program_that_fails_and_without_collecting(tmp_pa
     assert "small values are lost at 1 of 1 sites" in alone.stderr
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -233,6 +235,7 @@ def test_a_program_that_ends_early_closes_its_dump(tmp_path: Path) -> None:
     assert {r.iteration for r in records(tmp_path / "dump")} == {0, 1}
 
 
+@proof
 def test_a_folder_that_is_refused_is_a_sentence_and_no_traceback(
     script: Path,
     tmp_path: Path,
@@ -254,6 +257,7 @@ def test_a_folder_that_is_refused_is_a_sentence_and_no_traceback(
     assert before == {path: path.read_bytes() for path in before}
 
 
+@share(4)
 @pytest.mark.parametrize("words", [("python",), ("/usr/bin/python3",), ("python3.11",), ()])
 def test_the_command_stands_after_two_dashes_as_it_is_typed(
     script: Path,

@@ -16,6 +16,7 @@ from qgate.collecting.figures import blocks_of, figures_of, shares_of
 from qgate.collecting.values import COUNTABLE, array_of, read
 from qgate.stats import counts
 from qgate.stats.bits import decoded
+from tests.shares import share
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 EIGHT = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -142,6 +143,7 @@ def test_what_the_labels_format_would_lose() -> None:
     assert lost("fp8", tie)["fp8_e4m3.flushed_share"] == 1  # and to the even neighbor
 
 
+@share(8)
 @pytest.mark.parametrize("label", ["mxfp8", "mxfp4", "mxfp6", "mxfp8_e5m2", "fp8_e4m3", "hif8"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("shape", [(40, 64), (7, 3, 50), (129,), (3, 5, 8), (1,)], ids=str)

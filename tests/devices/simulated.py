@@ -216,6 +216,8 @@ def _maker(name: str) -> Callable[..., Any]:
 class _Module(backend_registration._DummyBackendModule):
     """The module `torch.sim`."""
 
+    __name__ = f"torch.{NAME}"
+
     def device_count(self) -> int:
         return CHIPS if _plugged[0] else 0
 

@@ -21,7 +21,7 @@ from qgate.gate.verdict import judge
 from qgate.modes.setups import ModelSetup
 from tests.devices import simulated
 from tests.gate.benches import LLAMA, SHORT, first_layers, mode_of
-from tests.shares import share
+from tests.shares import proof
 
 RECORDED = load_file(Path(__file__).parent / "recorded_attention.safetensors")
 # Recorded kernels, whether they round gradients of scores after the scale, and the share of equal
@@ -139,6 +139,7 @@ def failing(rows: list[Measured]) -> set[str]:
     return {check.site.rpartition(".")[2] for check in verdict.failed}
 
 
+@proof
 def test_gradients_of_float16_are_green_with_the_room_of_the_device_alone() -> None:
     rows = measured("sim:0")
     assert failing(rows) == set()
@@ -147,7 +148,7 @@ def test_gradients_of_float16_are_green_with_the_room_of_the_device_alone() -> N
     assert all(not row.device_room for row in measured("cpu"))
 
 
-@share(4)
+@proof
 @pytest.mark.parametrize("module", ["q_proj", "k_proj", "v_proj", "gate_proj"])
 def test_a_wrong_gradient_is_red_beside_the_room(module: str) -> None:
     """A weight of the mode alone is half a percent off."""

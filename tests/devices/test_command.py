@@ -27,7 +27,7 @@ from tests.devices.record import (
     read_report,
     write_report,
 )
-from tests.shares import proof
+from tests.shares import proof, share
 
 # Parts that need no torch, so that they start at once.
 PARTS = '''
@@ -87,6 +87,7 @@ def rows(report: DeviceReport, part: str) -> dict[str, tuple[str, str]]:
     return {row.name: (row.status, row.text) for row in found.rows}
 
 
+@proof
 def test_a_part_that_hangs_or_dies_loses_nothing(tmp_path: Path) -> None:
     names = "hangs,crashes,babbles,leaves,loses,fails,passes"
     command = run(tmp_path, "--only", names, "--minutes", "1")
@@ -227,6 +228,7 @@ def _python(environment: dict[str, str], *words: str) -> subprocess.CompletedPro
     )  # fmt: skip
 
 
+@proof
 def test_all_parts_load_with_what_the_library_needs(bare: dict[str, str]) -> None:
     assert "playwright is blocked" in _python(bare, "-c", "import playwright").stderr
     done = _python(bare, "-c", f"import {', '.join(LOADED)}")
@@ -274,6 +276,7 @@ def test_skipped(): pytest.skip("not here")
 """
 
 
+@share(2)
 @pytest.mark.parametrize("options", [(), ("-p", "xdist.plugin", "-n", "1")], ids=["alone", "xdist"])
 def test_each_test_of_pytest_is_a_row(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
@@ -302,6 +305,7 @@ def pytest_configure(config):
 """
 
 
+@share(2)
 @pytest.mark.parametrize(
     ("text", "status"),
     [

@@ -9,7 +9,9 @@ import pytest
 from tests.devices import faults
 from tests.devices.cases import Setting
 from tests.devices.journal import Journal
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 
 def setting_in(folder: Path) -> Setting:
@@ -33,6 +35,7 @@ def test_a_fault_is_a_sentence_and_nothing_is_torn(tmp_path: Path, name: str) ->
     assert faults.cases(setting)[name](setting) == ""
 
 
+@always
 def test_raw_output_and_torn_files_are_seen(tmp_path: Path) -> None:
     traceback = faults.Ended(1, "Traceback (most recent call last)")
     assert faults._wrong(traceback, 0, "7 passed").startswith(

@@ -27,7 +27,9 @@ from qgate.gate.measuring import model_subject
 from tests.campaigns.forked import Ended, ran
 from tests.devices import simulated
 from tests.devices.lanes import ROOT
-from tests.shares import share
+from tests.shares import proof, share, slow_file
+
+pytestmark = slow_file
 
 FAMILIES = {"tiny-llama": "other", "tiny-mamba": "mamba"}
 CASES = [(model, mode.name) for model, of in FAMILIES.items() for mode in modes.select("all", of)]
@@ -78,7 +80,7 @@ def accepted_by_the_cpu(folder: Path, model: str, mode: str) -> None:
     assert ended.status == 0, ended.said
 
 
-@share(48, by=("model",))
+@share(60)
 @pytest.mark.parametrize(("model", "mode"), CASES)
 def test_a_mode_that_a_cpu_accepted_is_green(tmp_path: Path, model: str, mode: str) -> None:
     accepted_by_the_cpu(tmp_path, model, mode)
@@ -114,7 +116,7 @@ def references_of_the_device() -> None:
     model_subject.torch = Torch()  # type: ignore[attr-defined]
 
 
-@share(12)
+@proof
 @pytest.mark.parametrize("mode", ["2-1", "3", "5-3", "5-4", "5-6", "5-7"])
 def test_a_division_by_a_number_is_red(tmp_path: Path, mode: str) -> None:
     """The scales of two weights of this block are one bit off if they are."""
@@ -127,6 +129,7 @@ def test_a_division_by_a_number_is_red(tmp_path: Path, mode: str) -> None:
     assert any(line.startswith("modes/simulated/") for line in lines), lines
 
 
+@proof
 def test_references_that_stay_on_the_device_are_red(tmp_path: Path) -> None:
     accepted_by_the_cpu(tmp_path, "tiny-llama", "int8")
     options = ("--model", "small-tiny-llama", "--mode", "int8", "-k", "reference")

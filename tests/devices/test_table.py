@@ -30,7 +30,7 @@ def held(case: Case | Check) -> None:
     assert lines == Counter()
 
 
-@share(80, by=("way", "subject"))
+@share(120, by=("subject",))
 @pytest.mark.parametrize(("way", "subject", "name"), TABLE, ids=[name for *_, name in TABLE])
 def test_a_case_of_the_table_has_the_bits_of_the_cpu(way: str, subject: str, name: str) -> None:
     del way, subject
@@ -66,6 +66,7 @@ def waits(name: str, **options: object) -> list[str]:
     return record.names
 
 
+@share(4)
 @pytest.mark.parametrize("name", formats.names())
 def test_no_call_waits_for_the_device(name: str) -> None:
     assert waits(name) == []

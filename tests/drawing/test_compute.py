@@ -19,6 +19,7 @@ from qgate.results import rows
 from qgate.summaries.pooling import pool_of
 from tests.drawing.dump_work import DEADLY, summarize_or_die
 from tests.dumps.making import GENERATIONS, known, record, write
+from tests.shares import proof
 
 FEW = ("fp8_e4m3", "mxfp4_e2m1")
 
@@ -76,6 +77,7 @@ def test_shares_are_those_of_the_format(ranks):
     assert effects.saturated > 0 < effects.flushed
 
 
+@proof
 def test_any_number_of_processes_gives_the_same_analysis(ranks):
     folder, _ = ranks
     one, two = (json.dumps(analyzed(folder, workers=jobs), sort_keys=True) for jobs in (1, 2))
@@ -361,6 +363,7 @@ def test_an_analysis_on_disk_equals_one_in_memory(tmp_path, apart, monkeypatch):
     assert (len(here["comparison"]["pairs"]), here["comparison"]["unpaired"]) == (11, 1)
 
 
+@proof
 def test_a_tensor_that_kills_its_worker_is_left_out_alone(tmp_path, monkeypatch):
     folders, _ = two_runs(tmp_path, apart=False)
     without = analyzed(*folders)

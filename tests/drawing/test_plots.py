@@ -75,7 +75,7 @@ def test_every_folder_has_pictures_and_every_file_one() -> None:
     assert {picture.folder for picture in PICTURES} == {"", *SECTIONS}
 
 
-@share(16)
+@share(32)
 @pytest.mark.parametrize("path", BY_PATH)
 def test_each_picture_is_drawn_and_no_labels_overlap(path: str, normal: DumpAnalysis) -> None:
     sheet = sheet_of(path, normal)
@@ -94,7 +94,7 @@ def test_each_picture_is_drawn_and_no_labels_overlap(path: str, normal: DumpAnal
         assert drawn, f"{path}: an empty panel"
 
 
-@share(12)
+@proof
 def test_extreme_records_are_drawn_without_a_warning(extreme: DumpAnalysis, tmp_path: Path) -> None:
     """Without laying it out, which takes most of the time, but for where names are long."""
     hostile = any(tensor["title"] == dump_records.HOSTILE[0] for tensor in extreme["tensors"])

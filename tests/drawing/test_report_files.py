@@ -27,7 +27,7 @@ from qgate.errors import QgateError
 from qgate.summaries.record import DumpAnalysis
 from tests import bucket as stores
 from tests.charts.page_reader import PageReader
-from tests.shares import proof
+from tests.shares import proof, share
 
 memory = stores.memory
 FEW = tuple(picture for picture in PICTURES if picture.folder in ("", "rank_analysis"))
@@ -86,6 +86,7 @@ def test_pictures_of_earlier_drawings_go_and_foreign_files_stay(
     assert not (tmp_path / "quick_analysis.png").exists()
 
 
+@proof
 def test_attention_is_drawn_under_two_names(
     normal: DumpAnalysis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_attention_is_drawn_under_two_names(
         draw_analysis(normal, tmp_path, plots=False)
 
 
+@share(3)
 @pytest.mark.parametrize("name", ["index.html", "heatmaps/amax.png", "written.json"])
 def test_a_foreign_file_is_not_overwritten(name: str, normal: DumpAnalysis, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -185,6 +187,7 @@ def test_another_record_is_refused(text: str, words: str, tmp_path: Path) -> Non
 # The page -------------------------------------------------------------------------------------------
 
 
+@proof
 def test_the_page_needs_nothing_but_its_pictures(drawn: Drawn) -> None:
     folder = drawn.folder
     text = (folder / "index.html").read_text(encoding="utf-8")

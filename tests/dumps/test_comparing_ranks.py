@@ -28,7 +28,7 @@ from qgate.dumps import Dump, DumpWriter, Record, StoredValues, reading
 from qgate.dumps.record import RecordSelection
 from qgate.records.plain_data import plain
 from tests.dumps.making import record, write
-from tests.shares import share
+from tests.shares import proof, share
 
 KINDS = ("equal", "equal", "differs", "unfit", "summary")
 Held = tuple[Record, Tensor | None]
@@ -166,6 +166,7 @@ def test_rank_after_rank_finds_what_all_at_once_does(modules: bool) -> None:
     assert {kind for kind, _ in seen} == set(KINDS)
 
 
+@share(3)
 @pytest.mark.usefixtures("held")
 def test_what_is_chosen_of_the_pairs_is_what_a_list_would_give() -> None:
     for seed in range(20):
@@ -214,6 +215,7 @@ def _fault(dumps: Sequence[Dump], comparison: DumpComparison) -> str:
     return fault_of_pair(actual, reference, first) if first and is_another else ""
 
 
+@share(3)
 @pytest.mark.usefixtures("held")
 @pytest.mark.parametrize("seed", [0, 5], ids=str)
 def test_the_text_of_a_long_report_is_that_of_the_whole(
@@ -243,6 +245,7 @@ def test_the_text_of_a_long_report_is_that_of_the_whole(
 # What stays in memory --------------------------------------------------------------------------
 
 
+@proof
 def test_ten_times_as_many_ranks_take_bytes_per_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(differences, "_ROWS_IN_MEMORY", 0)
 

@@ -164,6 +164,7 @@ merging.merge_dumps(sys.argv[1:3], sys.argv[3] if child else sys.argv[4])
 """
 
 
+@proof
 @pytest.mark.usefixtures("bucket")
 def test_a_killed_driver_leaves_nothing_that_looks_like_a_dump(
     hosts: list[Path], tmp_path: Path

@@ -17,6 +17,7 @@ import torch
 from qgate.dumps import Dump, DumpWriter, Follower, Record, StoredValues, problems, unnamed
 from qgate.errors import QgateError
 from tests.dumps.making import record, write
+from tests.shares import share
 
 X = torch.arange(12.0).reshape(3, 4)
 
@@ -436,6 +437,7 @@ def test_the_output_of_a_killed_writer_is_named_once(tmp_path: Path) -> None:
     assert "tensors-000008.safetensors" in [path.name for path in shards(tmp_path)]
 
 
+@share(2)
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_a_compiled_step_adds_the_values_of_each_call(tmp_path: Path, fullgraph: bool) -> None:
     with DumpWriter(tmp_path) as writer:

@@ -12,6 +12,7 @@ import pytest
 from qgate.engine import Failure, Workers, map_items, started
 from qgate.errors import QgateError
 from tests.engine import work
+from tests.shares import proof, share
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -40,12 +41,14 @@ def test_an_error_of_the_function_is_raised(jobs):
         list(map_items(work.refuse, range(6), jobs))
 
 
+@proof
 def test_an_item_that_kills_its_process_fails_alone():
     found = list(map_items(work.poisonous, range(12), 2))
     assert isinstance(found[5], Failure)
     assert found[:5] + found[6:] == [x for x in range(12) if x != 5]
 
 
+@proof
 def test_a_process_that_dies_once_costs_nothing(tmp_path):
     marker = str(tmp_path / "died")
     assert list(map_items(work.dies_once, [(x, marker) for x in range(8)], 2)) == list(range(8))
@@ -106,6 +109,7 @@ print(sum(isinstance(each, Failure) for each in found))
 """
 
 
+@proof
 def test_a_script_without_a_main_guard_gets_failures_and_no_endless_wait(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(_NO_GUARD)
@@ -131,6 +135,7 @@ if __name__ == "__main__":
 """
 
 
+@share(3)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_processes_end_when_the_one_that_started_them_does(tmp_path, number):
     """They would wait for work without end, and keep open whatever reads what they print.

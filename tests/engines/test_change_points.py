@@ -9,6 +9,7 @@ from qgate.engines import change_points
 from qgate.engines.change_points import FEWEST_STEPS, ChangePoint, find_change
 from qgate.engines.scored import FloatArray
 from qgate.engines.series import ALARM
+from tests.shares import proof, share
 
 STEPS, START = 30, 11
 """Steps of a run, and the index at which a change is planted: that of step 12."""
@@ -37,6 +38,7 @@ def change_of(values: FloatArray) -> ChangePoint:
     return change
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("kind", "size"), [("jump", 1.6), ("jump", 0.6), ("ramp", 1.1), ("faster and faster", 1.08)]
 )
@@ -53,12 +55,14 @@ def test_the_interval_holds_the_beginning() -> None:
     assert sum(change.first <= START <= change.last for change in changes) >= 36
 
 
+@proof
 @pytest.mark.parametrize("alike", [0.0, 0.3])
 def test_healthy_series_are_no_alarm(alike: float) -> None:
     chances = [change_of(healthy(seed, alike=alike)).chance for seed in range(100)]
     assert min(chances) > ALARM
 
 
+@proof
 def test_chances_of_healthy_series_are_chances() -> None:
     chances = np.array([change_of(healthy(seed)).chance for seed in range(100)])
     assert (chances < 0.5).mean() < 0.6

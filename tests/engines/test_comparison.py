@@ -17,6 +17,7 @@ from qgate.engines.findings import EngineLimits
 from qgate.errors import QgateError
 from tests.engines import runs
 from tests.engines.gated import collect, network, older_weights, other_module
+from tests.shares import share
 
 Capture = pytest.CaptureFixture[str]
 
@@ -135,6 +136,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> str:
     return collect(tmp_path_factory.mktemp("dumps") / "right", network(), 2)
 
 
+@share(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_dumps_tell_the_first_site_that_differs(right: str, tmp_path: Path, name: str) -> None:
     change, site, weights = FAULTS[name]

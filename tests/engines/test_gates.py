@@ -29,6 +29,7 @@ from tests.engines.gated import (
     other_module,
     outcomes,
 )
+from tests.shares import proof
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +169,7 @@ def test_the_order_of_samples_does_not_matter(pair: Path, tmp_path: Path) -> Non
 # Weights and sites --------------------------------------------------------------------------------
 
 
+@proof
 def test_equal_dumps_pass_all_three_gates(dumps: Path) -> None:
     gates = gates_of((str(dumps / "a"), str(dumps / "b")), dumps / "baselines")
     assert gates.subject.parts == ["tokens", "weights", "sites"]
@@ -175,6 +177,7 @@ def test_equal_dumps_pass_all_three_gates(dumps: Path) -> None:
     assert gates.notes() == []
 
 
+@proof
 def test_weights_of_an_older_step_are_red_in_all_gates_and_never_accepted(
     dumps: Path, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ from tests.charts.page_reader import PageReader
 from tests.engines import engine_records, runs
 from tests.engines.gated import FAULTS, collect, logits_pair, network, one_token, other_module
 from tests.hostile import HOSTILE
+from tests.shares import proof
 
 memory = stores.memory
 Capture = pytest.CaptureFixture[str]
@@ -133,6 +134,7 @@ def test_a_text_says_why_the_difference_begins_there(site: str, origin: str, why
     )
 
 
+@proof
 def test_dumps_say_where_the_difference_begins(tmp_path: Path) -> None:
     wrong = network()
     other_module(wrong)

@@ -193,6 +193,7 @@ def test_sampled_places_are_spread_and_the_same_everywhere() -> None:
     assert probe.sampled_places(5, 64, 0).tolist() == [0, 1, 2, 3, 4]
 
 
+@proof
 def test_a_copy_of_the_file_works_without_qgate(tmp_path: Path) -> None:
     (tmp_path / "probe_copy.py").write_text(SOURCE.read_text(encoding="utf-8"), encoding="utf-8")
     code = (

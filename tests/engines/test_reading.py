@@ -15,6 +15,7 @@ from qgate.engines.opening import open_run
 from qgate.errors import QgateError
 from qgate.models.tiny import TINY
 from tests.engines import runs
+from tests.shares import share
 
 WRITERS: dict[str, Callable[[Path, runs.Scored], Path]] = {
     ".npz": runs.write_npz,
@@ -203,6 +204,7 @@ def test_a_dump_gives_its_tokens_and_logits(tmp_path: Path) -> None:
     assert len(named.samples) == 6
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("sites", "head", "words"),
     [

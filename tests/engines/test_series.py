@@ -25,7 +25,7 @@ from tests.engines import runs
 from tests.engines.gated import collect, network
 from tests.engines.steps import write_steps
 from tests.hostile import HOSTILE
-from tests.shares import share
+from tests.shares import proof, share
 
 Capture = pytest.CaptureFixture[str]
 SCHEMA = Path(files.__file__).with_name("series.schema.json")
@@ -113,11 +113,12 @@ def _figures(seed: int, drift: Callable[[int], float] = lambda _: 1.0) -> list[S
     return steps
 
 
-@share(6, group="series")
+@proof
 def test_a_hundred_healthy_series_are_no_alarm() -> None:
     assert [seed for seed in range(100) if find_drifts(_figures(seed))] == []
 
 
+@share(2)
 @pytest.mark.parametrize("growth", [1.06, 1.2])
 def test_a_drift_from_step_12_on_is_found_within_two_steps(growth: float) -> None:
     for seed in range(10):
@@ -162,13 +163,13 @@ def _other_sums(module: nn.Module) -> None:
             linear.forward = lambda x, plain=plain: plain(x) * (1 + 1e-5)  # type: ignore[method-assign]
 
 
-@share(6, group="series")
+@proof
 def test_the_module_of_a_drift_is_named(tmp_path: Path) -> None:
     home = tmp_path / "dumps"
-    for step in range(1, 31):
+    for step in range(1, 17):
         right, other = network(), network()
         _other_sums(other)
-        if step >= 12:
+        if step >= 9:
             _rounded(other, 2)
         with torch.no_grad():
             for module in (right, other):
@@ -176,7 +177,7 @@ def test_the_module_of_a_drift_is_named(tmp_path: Path) -> None:
         collect(home / f"{step}" / "trainer", other, 1)
         collect(home / f"{step}" / "rollout", right, 1)
     record = compare_steps(str(home))
-    assert record.drifts[0].step == 12
+    assert record.drifts[0].step == 9
     assert record.module is not None
     assert "model.layers.2.mlp.down_proj forward output" in record.module.site
     assert "; it begins at L2 model.layers.2.mlp.down_proj" in headline(record)

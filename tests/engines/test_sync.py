@@ -28,6 +28,7 @@ from tests.engines.gated import network
 from tests.engines.stand_ins import Make, State, engine
 from tests.engines.synced import EXPERTS, mixed, write_engine, write_trainer
 from tests.hostile import HOSTILE
+from tests.shares import share
 
 Capture = pytest.CaptureFixture[str]
 SCHEMA = Path(files.__file__).with_name("sync.schema.json")
@@ -50,6 +51,7 @@ def first_line(trainer: str, engine: str, capsys: Capture, status: int) -> str:
     return capsys.readouterr().out.splitlines()[0]
 
 
+@share(3)
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("fp8", ["", "block", "tensor", "channel"])
 def test_right_weights_pass(

@@ -15,6 +15,7 @@ from qgate.formats import definition
 from qgate.formats.mx import mx_format
 from tests.formats import rational
 from tests.formats.oracles import assert_same_bits, to_float64, torchao_mx
+from tests.shares import share
 
 RULES = ("floor", "ceil", "even", "rceil")
 FLT_MAX = float(np.finfo(np.float32).max)
@@ -86,6 +87,7 @@ def assert_equal(found: np.ndarray, expected: np.ndarray, label: str) -> None:
     assert first is None, f"{label}: {differ.sum()} differ, first {first}: {found[first]!r}"
 
 
+@share(6)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("fmt", list(rational.MX))
 def test_mx_on_hard_blocks(fmt: str, rule: str) -> None:
@@ -100,6 +102,7 @@ def test_mx_on_hard_blocks(fmt: str, rule: str) -> None:
     assert q.encode(x).scales.flatten().tolist() == [code for _, code in pairs]
 
 
+@share(6)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("fmt", list(rational.MX))
 def test_mx_float32_way_on_ordinary_blocks(fmt: str, rule: str) -> None:
@@ -114,6 +117,7 @@ def test_mx_float32_way_on_ordinary_blocks(fmt: str, rule: str) -> None:
     assert (signs | (fmt == "mxint8") & (found == 0)).all()
 
 
+@share(8)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("fmt", list(rational.MX))
@@ -250,6 +254,7 @@ def test_nvfp4_on_hard_tensors() -> None:
         assert float(encoded.tensor_scale) == float(rational.to_fp32(1 / s_enc))
 
 
+@share(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_nvfp4_16_bit_results_are_rounded_once(dtype: torch.dtype) -> None:
     """Tensor scales for which a value lies so near a tie that float32 would round onto it."""

@@ -23,6 +23,7 @@ from qgate.formats.codebook import Codebook, CodebookFormat
 from qgate.formats.vector_books import code_book
 from tests.formats.hard_blocks import assert_defined, hard_rows
 from tests.formats.oracles import assert_same_bits
+from tests.shares import share
 
 BOOKS = [fmt.name for fmt in qgate.formats.FORMATS if isinstance(fmt, CodebookFormat)]
 BNB = {"nf4": "nf4", "bnb_fp4": "fp4"}
@@ -143,6 +144,7 @@ def by_fractions(x: float, book: Codebook, rounding: str) -> float:
     return float(low if number < middle else high)
 
 
+@share(4)
 @pytest.mark.parametrize("rounding", ["even", "away", "zero"])
 @pytest.mark.parametrize("name", BOOKS)
 def test_ties_and_their_neighbors_by_fractions(name: str, rounding: Any) -> None:

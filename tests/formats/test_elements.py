@@ -351,6 +351,7 @@ def test_every_sixteen_bit_number(case: Case, dtype: torch.dtype) -> None:
     check(case, x, case.agreed(oracles.to_float64(x), double=False))
 
 
+@share(4)
 @EVERY_CASE
 def test_midpoints_and_their_neighbors(case: Case) -> None:
     """Float64 is rounded once, and not through float32, which has no number beside a midpoint."""
@@ -361,6 +362,7 @@ def test_midpoints_and_their_neighbors(case: Case) -> None:
         check(case, torch.from_numpy(wide.astype(number)), expected)
 
 
+@share(4)
 @EVERY_CASE
 def test_random_float64_numbers_with_ties_and_their_neighbors(case: Case) -> None:
     rng = np.random.default_rng(20240913)

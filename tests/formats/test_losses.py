@@ -16,6 +16,7 @@ from qgate.formats import FORMATS, ElementFormat, definition
 from qgate.formats.engine.effects import Effects
 from qgate.formats.losses import Losses, losses_of_values
 from tests.formats import rational
+from tests.shares import share
 
 ELEMENTS = [name for name in FORMATS.names() if isinstance(FORMATS.get(name), ElementFormat)]
 BLOCKS = [name for name in FORMATS.names() if name not in ELEMENTS]
@@ -171,6 +172,7 @@ def ratios_of(name: str, rows: list[list[float]]) -> list[tuple[Fraction, bool]]
     return found
 
 
+@share(6)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", [*rational.MX, "nvfp4", "hif4"])
 def test_blocks_against_fractions(name: str, dtype: torch.dtype) -> None:

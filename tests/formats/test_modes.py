@@ -10,7 +10,7 @@ import torch
 import qgate
 from qgate.formats import FORMATS, _scratch, _work, definition, quantizer
 from qgate.formats.engine import dtypes, fast_mx, fast_nvfp4
-from tests.shares import share
+from tests.shares import proof, share
 
 ALL = FORMATS.names()
 
@@ -85,6 +85,7 @@ def test_a_mode_leaves_nothing_behind(name: str, mode: object) -> None:
         assert qgate.quantize(x, name).shape == x.shape
 
 
+@proof
 def test_threads_have_buffers_of_their_own() -> None:
     xs = [torch.randn(150, 700, generator=torch.Generator().manual_seed(i)) for i in range(4)]
     expected = {name: [qgate.quantize(x, name) for x in xs] for name in ALL}

@@ -16,6 +16,7 @@ import torch
 
 import qgate
 from qgate.formats import definition
+from tests.shares import share
 from tests.tables import each_of
 
 FP32_MAX = float(np.finfo(np.float32).max)
@@ -107,6 +108,7 @@ def test_amax_just_below_every_power_of_two_in_float32(fmt: str) -> None:
     assert expected[-len(normal) :] == [clamped(k - 1 - MX[fmt][1]) for k in normal]
 
 
+@share(2)
 @pytest.mark.parametrize(("dtype", "count"), [(torch.bfloat16, 32639), (torch.float16, 31743)])
 @EVERY_MX
 def test_every_positive_16_bit_number_as_amax(fmt: str, dtype: torch.dtype, count: int) -> None:

@@ -128,6 +128,7 @@ def test_the_exceptions_to_idempotence_are_real(name: str) -> None:
     assert not torch.equal(qgate.quantize(y, name), y)
 
 
+@share(4)
 @pytest.mark.parametrize("name", ALL)
 @given(x=hnp.arrays(np.float32, (6, 10), elements=moderate))
 @settings(max_examples=10)

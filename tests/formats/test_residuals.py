@@ -15,6 +15,7 @@ from qgate.formats._literals import RESIDUAL_NAMES
 from qgate.formats.codebook import Codebook, CodebookFormat
 from qgate.formats.residual import Projection, ResidualFormat
 from tests.formats.hard_blocks import assert_defined, hard_rows
+from tests.shares import share
 
 DISTORTIONS = {1: 0.56, 2: 0.18, 3: 0.047}
 """Squared errors of inner products with a vector of length 1, times its size: TurboQuant's Theorem
@@ -45,6 +46,7 @@ def test_it_is_the_algorithm_of_the_paper(bits: int) -> None:
     assert np.abs(ours - expected).max() < 1e-6
 
 
+@share(3)
 @pytest.mark.parametrize("bits", [1, 2, 3])
 def test_inner_products_are_right_on_average_within_the_published_variance(bits: int) -> None:
     """Over projections; the first stage alone makes them smaller by a fixed share."""

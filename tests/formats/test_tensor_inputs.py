@@ -23,7 +23,7 @@ from qgate.stats import all_bf16, block_counts, counts, errors, massive_beyond
 from qgate.tensor_inputs import valueless
 from qgate.testing import CheckFailure, check, check_kernel
 from tests.dumps.making import record
-from tests.shares import proof
+from tests.shares import proof, share
 from tests.warm import run_python
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -252,6 +252,7 @@ def test_a_torch_without_a_dtype_is_enough() -> None:
     assert done.stdout.strip() == "[1.0, 1.0]", done.stderr
 
 
+@share(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_transforms_of_torch_end_in_one_sentence(name: str) -> None:
@@ -280,6 +281,7 @@ DIFFERENTIATED = {
 }
 
 
+@share(3)
 @pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_tangents_are_those_of_the_gradient(name: str) -> None:
     quantizer = DIFFERENTIATED[name]

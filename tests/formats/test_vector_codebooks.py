@@ -16,6 +16,7 @@ from qgate.formats.by_name import VECTOR_FORMATS
 from qgate.formats.vector_codebook import VectorFormat
 from tests.formats.gguf_packing import IqParts, packed
 from tests.formats.oracles import assert_same_bits, to_float64
+from tests.shares import share
 
 NAMES = list(VECTOR_FORMATS)
 
@@ -108,6 +109,7 @@ HARD = [(name, {}) for name in NAMES]
 HARD += [(name, {"axis": 0, "inf": "saturate"}) for name in ("iq1_m", "iq2_xxs", "iq4_xs")]
 
 
+@share(4)
 @pytest.mark.parametrize(("name", "options"), HARD, ids=str)
 def test_hard_blocks_by_the_definition(name: str, options: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -130,8 +132,8 @@ def least_error(fmt: VectorFormat, tiles: torch.Tensor) -> float:
     rows = torch.from_numpy(fmt.rows()).float()
     best = torch.full((len(tiles),), torch.inf)
     shares = np.linspace(0.4, 1.15, 76)
-    for share in shares if fmt.book else np.concatenate([shares, -shares]):
-        scales = tiles.abs().amax(1, keepdim=True) / fmt.reach * float(share)
+    for part in shares if fmt.book else np.concatenate([shares, -shares]):
+        scales = tiles.abs().amax(1, keepdim=True) / fmt.reach * float(part)
         errors = []
         for shift in (1, -1) if fmt.shifted else (0,):
             ratios = tiles / scales - shift
@@ -149,6 +151,7 @@ LEAST = {"iq1_s": 6.6, "iq1_m": 7.2, "iq2_xxs": 9.5, "iq2_xs": 10.6, "iq2_s": 12
          "iq3_s": 17.5, "iq4_nl": 22.2, "iq4_xs": 22.3}  # fmt: skip
 
 
+@share(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_loses_little_more_than_scales_of_any_float(name: str) -> None:
     """Signs that are even cost up to 26 %, which the bound leaves out; parts of scales 5 %."""

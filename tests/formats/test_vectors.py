@@ -19,6 +19,7 @@ from gfloat import formats as gfloat_formats
 from qgate.cli import main
 from qgate.formats import FORMATS, get
 from qgate.formats.vectors import conformance_vectors
+from tests.shares import share
 
 Values = npt.NDArray[Any]
 OTHERS: dict[str, Any] = {
@@ -152,6 +153,7 @@ def test_blocks_are_cast_by_the_definition(name: str) -> None:
     assert np.isnan(arrays["scale_values"][255])
 
 
+@share(3)
 @pytest.mark.parametrize(
     "name", [fmt.name for fmt in FORMATS if fmt.kind == "block" and fmt.name != "hif4"]
 )
@@ -184,6 +186,7 @@ def test_codes_and_scales_alone_give_the_values(name: str) -> None:
         assert finite.mean() > 0.8
 
 
+@share(4)
 @pytest.mark.parametrize("name", [fmt.name for fmt in FORMATS])
 def test_a_file_is_read_without_pickles_and_is_the_same_twice(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

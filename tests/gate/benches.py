@@ -108,6 +108,18 @@ def mx_blocks(x: Array, element: Any = ml_dtypes.float8_e4m3fn) -> Array:
     return (clipped.astype(element).astype(np.float64) * scale).reshape(x.shape)
 
 
+class Block(nn.Module):
+    """Two products and a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 64)
+        self.down = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
 class Stack(nn.Module):
     """Blocks of one kind, one after the other."""
 

@@ -29,21 +29,11 @@ from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_gates import ModelGates, Outcome
 from qgate.modes.setups import ModelSetup
 from qgate.results.across_weights import across_weights_texts, add_across_weights
-from tests.gate.benches import LLAMA, SHORT, Stack, mode_of, session
+from tests.gate.benches import LLAMA, SHORT, Block, Stack, mode_of, session
 from tests.gate.making import carried, measured
-from tests.shares import proof
+from tests.shares import proof, share
 
 Cast = Callable[[Tensor], Tensor]
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(32, 64)
-        self.down = nn.Linear(64, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.relu(self.up(x)))
 
 
 def steps(x: Tensor, levels: int = 127, by_row: bool = True) -> Tensor:
@@ -148,6 +138,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@share(4)
 @pytest.mark.parametrize("change", [noisy, tuned])
 @pytest.mark.parametrize("mode", ["mine", "int8"])
 def test_right_code_passes_across_weights(

@@ -14,7 +14,9 @@ from qgate.models import Model
 from qgate.modes.attention.casting import StoredSide
 from qgate.modes.attention.core import Attend, AttentionCore
 from tests.gate.test_cache_faults import findings, load, rows_of
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 ATTENTION_MODES = [mode.name for mode in modes.select("attn-*", "other")]
 STAGES = ("attention:queries", "attention:scores", "attention:weights", "attention:output")

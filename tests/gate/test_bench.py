@@ -64,6 +64,7 @@ def relative(actual: Array, reference: Array) -> float:
     return float(np.square(actual - reference).sum() / np.square(reference).sum())
 
 
+@share(2)
 @pytest.mark.parametrize(("mode", "rounded"), [("int8", int8_rows), ("mxfp8", mx_blocks)])
 def test_ideals_are_an_obvious_computation(of_llama: Bench, mode: str, rounded: Any) -> None:
     x, w = up_proj(of_llama)
@@ -79,7 +80,7 @@ def test_ideals_are_an_obvious_computation(of_llama: Bench, mode: str, rounded: 
         assert row.layer == "layers.1"
 
 
-@share(8)
+@proof
 def test_every_essential_mode_is_at_its_ideal(shared: Bench) -> None:
     """Within 0.05 dB, better or worse, where half a decibel is allowed."""
     for mode in shared.setup.select("essential", shared.model):
@@ -110,6 +111,7 @@ def test_carried_is_local_in_the_first_block_and_grows(shared: Bench) -> None:
         assert all(carried > local for carried, local in pairs)
 
 
+@proof
 def test_carried_is_the_distance_of_the_free_running_model(of_llama: Bench) -> None:
     quantized = of_llama.quantized(mode_of(of_llama, "int8")).model
     last = of_llama.model.layers[-1]
@@ -136,6 +138,7 @@ def test_batches_are_what_their_samples_are_alone(model: str, mode: str) -> None
             assert distance < 1e-4, site
 
 
+@proof
 def test_each_pass_happens_once() -> None:
     of = bench(LLAMA, layers=3)
     calls = {"reference": 0, "mode": 0}
@@ -161,6 +164,7 @@ def test_each_pass_happens_once() -> None:
     assert calls == {"reference": 3 + 2 + 2 + 4 + 2, "mode": 3 + 2 + 3 + 2}
 
 
+@proof
 def test_nan_and_infinity_are_counted_where_they_are(of_llama: Bench) -> None:
     of = bench(LLAMA, layers=3)
     mode = mode_of(of, "int8")

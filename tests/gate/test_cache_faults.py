@@ -21,7 +21,9 @@ from qgate.modes.attention import core as core_module
 from qgate.modes.attention.casting import StoredSide
 from qgate.modes.attention.core import Attend, AttentionCore, QuantizedCache
 from tests.gate.benches import first_layers
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 CACHE_MODES = [mode.name for mode in modes.select("kv-*", "other")]
 WAYS = {"cache:decode", "cache:prefill", "cache:chunked_prefill", "o_proj:input"}

@@ -16,7 +16,9 @@ from qgate.models import Sampling
 from qgate.modes.attention import core
 from qgate.modes.attention.casting import StoredSide
 from tests.gate.benches import mode_of, session
-from tests.shares import proof, share
+from tests.shares import proof, share, slow_file
+
+pytestmark = slow_file
 
 SAMPLING = Sampling(samples=3, seqlen=96, calib_samples=2, calib_seqlen=64)
 HOW: dict[str, Any] = {"sampling": SAMPLING, "layers": 2}

@@ -16,6 +16,9 @@ from qgate.gate.measuring.half_gains import gain_faults
 from qgate.gate.measuring.segment_probes import several
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import mode_of
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 WIDTH = 32
 
@@ -79,6 +82,7 @@ def reasons(bench: Bench, mode: str, **attributes: Any) -> dict[str, str]:
     return {row.site: row.why["isolated"] for row in rows if row.why and "isolated" in row.why}
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("mode", "attributes", "words"),
     [
@@ -95,6 +99,7 @@ def test_a_factor_below_the_rounding_of_16_bits_is_named(
     assert all(site.startswith("blocks.1") for site in told)
 
 
+@share(2)
 @pytest.mark.parametrize("mode", ["bf16", "fp16"])
 def test_right_code_in_16_bits_has_no_factor(mode: str) -> None:
     for seed in range(3):
@@ -111,6 +116,7 @@ def test_an_activation_that_is_cut_where_no_sample_goes_is_named(mode: str) -> N
     assert "massive values" in told["blocks.1.down:input"]
 
 
+@always
 def test_a_tensor_that_is_read_in_the_place_of_another_is_named() -> None:
     bench = small_bench()
     chosen = mode_of(bench, "int8")
@@ -127,6 +133,7 @@ def test_a_tensor_that_is_read_in_the_place_of_another_is_named() -> None:
         assert code.fault() == words
 
 
+@share(4)
 @pytest.mark.parametrize("mode", ["int8", "mxfp4", "bf16", "w4"])
 def test_massive_values_are_no_fault_of_right_code(mode: str) -> None:
     assert reasons(small_bench(1), mode) == {}

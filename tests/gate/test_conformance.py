@@ -151,6 +151,7 @@ def test_shapes_that_differ_are_told_apart(wrong: Any, right: Any, words: str) -
 # In place -----------------------------------------------------------------------------------------
 
 
+@share(3)
 @pytest.mark.parametrize(("model", "mode"), [(LLAMA, "bf16"), (LLAMA, "nvfp4"), (MAMBA, "5-3")])
 def test_every_planned_tensor_is_held(model: str, mode: str) -> None:
     of = bench(model, layers=2)
@@ -187,7 +188,7 @@ def test_a_quantized_state_is_held(factor: float) -> None:
         assert "power of two" in rows[wrong.pop()].about
 
 
-@share(10)
+@share(40)
 @pytest.mark.parametrize("mode", ["int8", "mxfp4", "fp8_e4m3", "hif8", "bf16"])
 def test_one_wrong_weight_at_any_place_is_red(mode: str) -> None:
     of = bench(LLAMA, layers=2)

@@ -22,7 +22,9 @@ from qgate.models import Sampling, llama
 from qgate.results import Tally
 from tests.campaigns.mutants.bed import SUITE, Bed, Healthy, all_layers, gates_of
 from tests.gate.benches import LLAMA, session
-from tests.shares import share
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 SAMPLES = Sampling(samples=4, seqlen=64, calib_samples=2, calib_seqlen=64)
 UP = "model.layers.1.mlp.up_proj"
@@ -184,6 +186,7 @@ def test_clean_runs_have_no_diagnosis(recorded: Path) -> None:
             assert not any("finding" in row for row in outcome.record["rows"])
 
 
+@proof
 def test_shared_code_that_truncates_is_one_cause(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +255,7 @@ def test_another_tensor_has_no_factor() -> None:
     assert describe_factor(torch.randn(64, 32, generator=made), torch.ones(64, 32)) == ""
 
 
+@always
 def test_a_gradient_that_is_not_finite_fails_its_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,9 @@ from qgate.gate.measured import Conformance
 from qgate.gate.measuring.embedding_rows import embedding_agreements
 from tests.gate.benches import LLAMA, MAMBA, mode_of
 from tests.gate.benches import bench as short
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 Change = Callable[[Any, Tensor], Tensor]
 

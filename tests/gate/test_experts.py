@@ -115,7 +115,7 @@ def test_a_right_kernel_is_green(seed: int, fmt: str) -> None:
     assert [of_layer.values for of_layer in held] == [256] * 4
 
 
-@share(8)
+@proof
 @pytest.mark.parametrize("layout", ["tiny-moe", "tiny-moe-list"])
 def test_no_mode_of_rules_has_a_fault(layout: str) -> None:
     of = bench(layout, SHORT, layers=2)
@@ -123,6 +123,7 @@ def test_no_mode_of_rules_has_a_fault(layout: str) -> None:
         assert named(rows_of(of, mode)) == {}, mode.name
 
 
+@proof
 def test_the_first_line_of_a_failure_names_the_fault(tmp_path: Path) -> None:
     outcomes = []
     for defects in ({}, {"order": (0, 2, 1, 3, 4, 5, 6, 7)}):
@@ -349,6 +350,7 @@ def test_a_static_rule_of_ones_own_needs_calibration_samples() -> None:
         qgate.modes.apply(mode, model)
 
 
+@share(3)
 @pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "qwen2-moe"])
 def test_experts_of_transformers_have_the_same_rows(family: str) -> None:
     network = network_of(family)

@@ -20,7 +20,9 @@ from qgate.modes.states import planning
 from qgate.modes.states.casting import StoredState
 from tests.gate.test_cache_faults import findings
 from tests.models.families import STATES, model_of
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 WAYS = ("decode", "prefill", "chunked_prefill", "output")
 SCAN, CONV = (f"{part}:stored_state" for part in ("scan", "short_conv"))
@@ -39,7 +41,7 @@ def rows_of(model: Model, name: str) -> list[Measured]:
     return state_rows(quantized, model, run, ModelSites(order, model.layer_of))
 
 
-@share(20, by=("family",))
+@share(40)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", STATES)

@@ -13,7 +13,9 @@ from qgate.models import Sampling, load
 from qgate.modes import Kernel
 from tests.gate.test_any_model import Fused, failures_after_accepting, fused
 from tests.models.fed_folders import save_network
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 pytest.importorskip("transformers")
 

@@ -18,7 +18,9 @@ from qgate.gate.measuring.bench import Bench
 from qgate.models import Sampling
 from tests.gate.benches import LLAMA, MAMBA, bench, mode_of
 from tests.gate.test_own_kernel_faults import gates_of
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 Change = Callable[[Tensor], Tensor]
 LAYER = "model.layers.1"

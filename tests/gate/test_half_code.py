@@ -13,10 +13,12 @@ from torch import Tensor, nn
 import qgate
 from qgate.modes import Kernel
 from tests.gate.test_own_kernel_faults import causes, gates_of
-from tests.shares import share
+from tests.shares import share, slow_file
 
 pytest.importorskip("transformers")
 from transformers import LlamaConfig, LlamaForCausalLM
+
+pytestmark = slow_file
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Change = Callable[[LlamaForCausalLM], object]
@@ -67,6 +69,7 @@ def activated(factor: float) -> Change:
     return lambda lm: setattr(lm.model.layers[0].mlp, "act_fn", Scaled())
 
 
+@share(3)
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize(
     ("change", "words"),

@@ -18,7 +18,9 @@ from qgate.models import Model, Sampling
 from qgate.modes import Mode, Rule
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import LLAMA, MAMBA, mode_of, session
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 SEVERAL = Sampling(samples=4, seqlen=96, calib_samples=2, calib_seqlen=64)
 BLOCK = {LLAMA: "model.layers.1", MAMBA: "backbone.layers.1"}
@@ -83,7 +85,7 @@ NAMES = {
 }
 
 
-@share(16, by=["model", "fault"])
+@share(16, by=["model"])
 @pytest.mark.parametrize(("model", "mode"), CASES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_red_at_its_place(recorded: Path, model: str, mode: str, fault: str) -> None:
@@ -208,6 +210,7 @@ def detector(folder: Path, **options: Any) -> ModelGates:
     return ModelGates(bench, folder, Policy(), **options)
 
 
+@always
 def test_all_outputs_of_a_model_are_held(tmp_path: Path) -> None:
     recording = detector(tmp_path, updating="all")
     mode = mode_of(recording.bench, "int8")

@@ -15,7 +15,9 @@ from tests.gate.benches import LLAMA, MAMBA, mode_of
 from tests.gate.benches import bench as short
 from tests.gate.own_kernels import FORMATS, own_model
 from tests.gate.test_own_kernel_faults import causes, gates_of
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 Change = Callable[[Any], None]
 

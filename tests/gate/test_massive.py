@@ -23,6 +23,7 @@ from qgate.gate.measuring.model_gates import ModelGates
 from qgate.gate.measuring.site_errors import compare, massive_from, site_errors, without_massive
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import LLAMA, SHORT, bench, mode_of
+from tests.shares import proof
 
 SITE = "blocks.1:output"
 PART = "relative_mse@without_massive"
@@ -181,6 +182,7 @@ def test_parts_are_accepted_where_there_is_a_massive_element(recorded: Path) -> 
     assert {key.scope for key in found.values if key.metric == PART} == {"carried", "local"}
 
 
+@proof
 def test_without_a_massive_element_nothing_more_is_accepted() -> None:
     of = bench(LLAMA, layers=2)
     rows = [
@@ -196,6 +198,7 @@ def test_without_a_massive_element_nothing_more_is_accepted() -> None:
         assert all("without_massive" not in name for name in row.part_metrics())
 
 
+@proof
 def test_inside_layers_outlier_channels_have_their_part() -> None:
     of = bench(LLAMA, layers=2)
     site = "model.layers.1.mlp.up_proj:weight"

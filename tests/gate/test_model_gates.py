@@ -20,7 +20,7 @@ from qgate.gate.measuring.model_gates import ModelGates, Outcome
 from qgate.gate.measuring.tasks import task_values
 from qgate.models import Sampling
 from tests.gate.benches import LLAMA, MAMBA, SHORT, bench, mode_of, session, task_oracle
-from tests.shares import proof
+from tests.shares import proof, share
 
 SUITE = "layer_outputs"
 UP = "model.layers.1.mlp.up_proj:output"
@@ -118,6 +118,7 @@ def test_the_place_where_an_error_enters_is_the_first_and_not_the_worst(recorded
     assert f"the error enters at {UP}" in failed.text
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("which", "times", "passes", "written"),
     [
@@ -208,6 +209,7 @@ def test_other_inputs_than_the_baselines_are_named(
     assert all(word in str(error.value) for word in words)
 
 
+@proof
 def test_other_weights_are_named_and_updated_on_purpose(own: Path) -> None:
     made = session(own)
     with torch.no_grad():

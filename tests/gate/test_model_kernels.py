@@ -21,18 +21,10 @@ from qgate.gate.measuring.model_gates import ModelGates
 from qgate.modes import Kernel, Rule
 from qgate.modes import selection as modes
 from qgate.modes.setups import ModelSetup
-from tests.gate.benches import Stack
-from tests.shares import share
+from tests.gate.benches import Block, Stack
+from tests.shares import always, share, slow_file
 
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(32, 64)
-        self.down = nn.Linear(64, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.relu(self.up(x)))
+pytestmark = slow_file
 
 
 def failures(of: qgate.Model, folder: Path) -> list[str]:
@@ -254,6 +246,7 @@ def test_a_kernel_stands_for_nothing_else() -> None:
         Kernel(len, 8)  # type: ignore[arg-type]
 
 
+@always
 def test_searched_scales_are_held_by_their_error_where_declared(tmp_path: Path) -> None:
     assert failures(model_of(with_searched_scales, "int8", convention="mse"), tmp_path) == []
     wrong = model_of(by_divisor(63, -63), "int8", convention="mse")

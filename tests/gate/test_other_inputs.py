@@ -14,7 +14,9 @@ import qgate
 from qgate.gate.measuring.bench import Bench
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import LLAMA, bench, mode_of
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 Fault = Callable[[Tensor, Tensor], Tensor]
 SITE = "model.layers.1.mlp.down_proj"

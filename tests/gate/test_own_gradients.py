@@ -15,7 +15,9 @@ import qgate
 from tests.gate.benches import mode_of, session
 from tests.gate.own_kernels import FORMATS, WIDTH, Cast, Product, own_model
 from tests.gate.test_own_kernel_faults import gates_of
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 SUITE = "suites/test_gradients.py::test_gradients"
 
@@ -86,10 +88,12 @@ def test_a_factor_is_red(part: str, factor: float, fmt: str, tmp_path: Path) -> 
         assert "times what FP32 code makes" in faults[site]
 
 
+@always
 def test_a_kernel_without_straight_through_gradients_has_no_factor(tmp_path: Path) -> None:
     assert red(tmp_path, "int8", None) == {}
 
 
+@share(4)
 @pytest.mark.parametrize("mode", ["int8", "mxfp4"])
 @pytest.mark.parametrize(
     ("change", "words"),

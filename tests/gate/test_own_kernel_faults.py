@@ -19,7 +19,9 @@ from tests.campaigns.mutants.bed import SUITE
 from tests.gate.own_kernels import FORMATS, Cast, own_model, product_of
 from tests.gate.right_own_models import sites_of
 from tests.gate.wrong_own_kernels import WRONG, OwnFault
-from tests.shares import proof, share
+from tests.shares import proof, share, slow_file
+
+pytestmark = slow_file
 
 
 def gates_of(of: object, folder: Path) -> ModelGates:
@@ -42,7 +44,7 @@ def causes(gated: ModelGates, layers: int) -> list[str]:
 
 
 # 96 faults at 4 s of a processor each: all with --every-case.
-@share(24)
+@share(48)
 @pytest.mark.parametrize("fault", WRONG, ids=lambda fault: f"{fault.fmt}: {fault.name}")
 def test_the_first_line_names_the_fault_of_an_own_kernel(fault: OwnFault, tmp_path: Path) -> None:
     of = own_model(fault.fmt, fault.product, "" if fault.product else fault.name)
@@ -85,6 +87,7 @@ def test_a_right_model_of_other_code_is_green(seed: int, tmp_path: Path) -> None
     assert count > 40
 
 
+@proof
 def test_one_fault_in_all_products_is_one_cause(tmp_path: Path) -> None:
     found = causes(gates_of(own_model("int8", product_of("int8", lambda x: x)), tmp_path), layers=2)
     assert len(found) == 1
@@ -92,6 +95,7 @@ def test_one_fault_in_all_products_is_one_cause(tmp_path: Path) -> None:
     assert "the same at" in found[0]
 
 
+@proof
 def test_a_script_is_left_that_checks_the_kernel_by_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,9 @@ from qgate.gate.sessions import Outcome
 from qgate.results.power import ModePower, SmallestDefect, add_power, power_texts
 from tests.gate.benches import LLAMA, SHORT, mode_of, session
 from tests.gate.making import measured, verdict
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 MODES = ("int8", "mxfp4")
 SITE = {
@@ -216,6 +218,7 @@ def power(mode: str, **sizes: float) -> ModePower:
     return ModePower(model="m", mode=mode, defects=defects)
 
 
+@always
 def test_parts_of_a_run_are_joined_and_written() -> None:
     one = [power("int8", weight=0.001, task=0.005), power("mxfp4", weight=0.02)]
     other = [power("int8", weight=0.003, channel=0.1)]

@@ -26,6 +26,7 @@ from qgate.models import Sampling
 from qgate.modes import Rule, apply
 from tests.gate import benches
 from tests.gate.benches import LLAMA, MAMBA, calls_of, mode_of, task_oracle
+from tests.shares import proof, share
 
 ONE = Sampling(1, 32, 2, 32)
 LAST = "model.layers.1:output"
@@ -74,6 +75,7 @@ def test_what_is_carried_is_the_distance_to_the_mode(of_int8: Bench) -> None:
     )
 
 
+@proof
 def test_a_mode_is_at_no_distance_from_itself(of_int8: Bench) -> None:
     mode = mode_of(of_int8, "int8")
     rows = [*of_int8.measure(mode), *of_int8.gradients(mode)]
@@ -133,6 +135,7 @@ def test_what_is_recorded_as_reference_is_fp32(tmp_path: Path) -> None:
         assert np.array_equal(tensor.values, stored[1][site].values)
 
 
+@share(2)
 @pytest.mark.parametrize("reference", ["int8", "nvfp4"])
 def test_a_site_has_no_ideal_against_a_mode_and_the_canary_has_one(reference: str) -> None:
     """On a grid that both share only ties differ; how far a quantizer may be off is about FP32."""
@@ -176,6 +179,7 @@ def test_a_reference_in_another_basis_is_refused() -> None:
             what(mode_of(of, "mxfp8"))
 
 
+@proof
 def test_a_reference_of_the_rotated_basis() -> None:
     of = bench(MAMBA, Sampling(2, 48, 2, 48), reference_mode="2-1")
     measured = compared(of.measure(mode_of(of, "2-1")))
@@ -205,6 +209,7 @@ def test_a_mode_that_looks_at_a_whole_batch_is_a_reference_sample_by_sample() ->
         assert torch.equal(a, b)
 
 
+@share(2)
 @pytest.mark.parametrize("first", ["measure", "outputs"])
 def test_logits_are_the_same_bits_whatever_came_first(first: str) -> None:
     of, other = bench(LLAMA, Sampling(3, 32, 2, 32)), bench(LLAMA, Sampling(3, 32, 2, 32))
@@ -215,6 +220,7 @@ def test_logits_are_the_same_bits_whatever_came_first(first: str) -> None:
         assert torch.equal(a, b)
 
 
+@proof
 def test_logits_are_not_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
     of = bench(LLAMA, Sampling(2, 32, 2, 32))
     kept = 2 * 32 * 256 * 4

@@ -87,11 +87,13 @@ def failures_without(
     }
 
 
+@share(2)
 @pytest.mark.parametrize("model", FILES)
 def test_a_whole_file_passes(recorded: tuple[Path, dict[str, ModelGates]], model: str) -> None:
     assert failures_without(recorded, model, set()) == set()
 
 
+@share(4)
 @pytest.mark.parametrize("metric", METRICS)
 def test_all_lines_of_a_metric_removed_are_missing(
     recorded: tuple[Path, dict[str, ModelGates]], metric: str

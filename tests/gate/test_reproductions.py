@@ -16,8 +16,10 @@ from qgate.gate.measuring.reproductions import INPUTS, SCRIPT, of_cast
 from tests.campaigns.mutants.bed import Bed, Healthy, all_layers
 from tests.gate.test_diagnosing import BLOCK, NORM, UP, block, fresh, output, put, weight
 from tests.gate.test_diagnosing import recorded as recorded
-from tests.shares import share
+from tests.shares import always, share, slow_file
 from tests.warm import run_python
+
+pytestmark = slow_file
 
 SOWN = {
     f"{UP}:weight": weight(lambda w: w * 2),
@@ -80,6 +82,7 @@ def test_tensors_that_are_too_large_are_left_out(
     assert not (tmp_path / "repro").exists()
 
 
+@always
 def test_a_name_cannot_leave_the_folder_or_end_the_docstring(tmp_path: Path) -> None:
     x = torch.randn(4, 32)
     kept = of_cast(

@@ -15,7 +15,9 @@ from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import mode_of
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 SIZES = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,

@@ -23,7 +23,7 @@ from qgate.modes import Kernel
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import LLAMA, MAMBA, Stack, mode_of
 from tests.gate.benches import bench as short
-from tests.shares import share
+from tests.shares import proof, share
 
 
 class Block(nn.Module):
@@ -83,6 +83,7 @@ def test_every_product_and_block_is_held_and_within_its_noise(model: str, mode: 
         assert 1e-7 < math.sqrt(row.floor) < 1e-4, "float noise, and not a share of the error"
 
 
+@share(3)
 @pytest.mark.parametrize("mode", ["mxfp4", "int8", "bf16"])
 def test_code_that_writes_in_place_is_no_fault(mode: str) -> None:
     rows = isolated(bench_of(net()), mode)
@@ -102,6 +103,7 @@ def _bias(module: Any) -> None:
     module.layers[1].up.bias = None
 
 
+@share(6)
 @pytest.mark.parametrize("mode", ["mxfp4", "int8"])
 @pytest.mark.parametrize(
     ("fault", "site", "words"),
@@ -187,6 +189,7 @@ def test_the_reference_has_its_parameters_again_after_an_error() -> None:
     assert module.weight is weight
 
 
+@proof
 def test_a_length_that_the_model_refuses_is_left_out_with_its_reason() -> None:
     def refuse(_module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
         if arguments[0].shape[-1] == 1:

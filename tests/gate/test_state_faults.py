@@ -23,7 +23,9 @@ from qgate.modes.states import planning
 from qgate.modes.states.casting import StoredState
 from tests.gate.state_models import small_mamba
 from tests.gate.test_cache_faults import findings
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 STATE_MODES = [mode.name for mode in modes.select("state-*", "mamba")]
 WAYS = {"decode", "prefill", "chunked_prefill", "output"}

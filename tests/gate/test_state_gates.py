@@ -33,7 +33,9 @@ from qgate.page.terminal import mode_table
 from qgate.results.long_texts import predicted_tokens
 from qgate.results.summary import Tally
 from tests.gate.state_models import small_mamba
-from tests.shares import proof
+from tests.shares import always, proof, slow_file
+
+pytestmark = slow_file
 
 NAMES = ("state-bf16", "state-fp8-channel", "state-int8-stochastic")
 
@@ -161,6 +163,7 @@ def test_figures_are_those_of_their_definitions() -> None:
     assert predicted_tokens(picture) == 20 * (1 + max(np.flatnonzero(~outside)))
 
 
+@always
 def test_a_state_that_grows_stops_predicting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_texts, "TOKENS", 512)
     model = models.load("tiny-mamba", sampling=models.Sampling(samples=2, seqlen=320))

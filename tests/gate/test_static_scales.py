@@ -14,6 +14,9 @@ from qgate.modes import Plan, PlanEntry
 from qgate.modes.calibration import Calibration, SiteScale
 from qgate.modes.plan import numbers_of
 from tests.gate.benches import MAMBA, mode_of, session
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 SITE = "backbone.layers.0.mixer.x_proj:input"
 
@@ -44,6 +47,7 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@share(3)
 @pytest.mark.parametrize("factor", [1.0005, 1.002, 0.99])
 def test_a_scale_that_moved_is_red_at_its_site(factor: float, accepted: Path) -> None:
     gates = session(accepted, MAMBA, layers=1)
@@ -56,6 +60,7 @@ def test_a_scale_that_moved_is_red_at_its_site(factor: float, accepted: Path) ->
         assert f"{SITE} static" in sites
 
 
+@always
 def test_heads_have_a_row_each_and_channels_one() -> None:
     channels = torch.tensor([2.0, 8.0]).repeat(50)
     entries = (

@@ -13,7 +13,9 @@ from qgate.gate.measuring.bench import Bench
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import mode_of
 from tests.gate.test_routing import SIZES
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 GEMMA = transformers.GemmaConfig, transformers.GemmaForCausalLM, {"head_dim": 16}
 OLMO = transformers.Olmo2Config, transformers.Olmo2ForCausalLM, {}

@@ -27,6 +27,7 @@ from qgate.gate.updating import Which, decide_update
 from qgate.gate.verdict import judge
 from qgate.metrics import METRICS, sample_part
 from tests.gate.benches import LLAMA, SHORT, mode_of, session
+from tests.shares import share
 
 ACCEPTED = [1.0 + 0.02 * number for number in range(10)]
 EIGHT = replace(SHORT, samples=8)
@@ -209,6 +210,7 @@ def better(rows: Rows) -> Rows:
     return lambda ids, _actual, reference, first: rows(ids, reference, reference, first)
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("mode", "name", "fault", "words"),
     [

@@ -21,7 +21,9 @@ from tests.gate.test_reproductions import output_of
 from tests.kernel_checks.unseen_code import CODE
 from tests.kernel_checks.unseen_faults import UNNAMED, model_with
 from tests.kernel_checks.unseen_products import UnseenFault
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 TABLE = torch.linspace(-1, 1, 16)
 
@@ -160,6 +162,7 @@ def call(code: Callable[..., Tensor], like: Callable[..., Tensor]) -> CodeCall:
     return CodeCall(values(), ['x """\\', "weight\nimport os"], code, like, {})
 
 
+@always
 def test_the_script_names_the_fault_and_then_the_arguments(tmp_path: Path) -> None:
     of = call(lambda x, weight: norm(x, weight * weight), norm)
     folder = of_code("a:output", "mine", of).write(tmp_path / "repro", "wrong")

@@ -31,7 +31,7 @@ def outputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder
 
 
-@share(8, unit="case.group")
+@share(12, unit="case.group")
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_the_outputs_are_those_stored(outputs: Path, case: Case) -> None:
     found = running.case_differences(case.name, outputs)

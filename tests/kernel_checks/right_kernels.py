@@ -92,7 +92,7 @@ def _int8(divisor: float, low: int) -> Cast:
     return cast
 
 
-def _torchao_int8(x: Tensor) -> Tensor:
+def torchao_int8(x: Tensor) -> Tensor:
     if not x.numel():
         return x.float()
     block = [1] * (x.dim() - 1) + [x.shape[-1]]
@@ -140,7 +140,7 @@ CASTS: dict[str, tuple[Any, Cast]] = {
     "int8 amax/127": (BY_ROW["int8"], _int8(127.0, -127)),
     "int8 amax/127.5": (BY_ROW["int8"], _int8(127.5, -128)),
     "int8 amax/128": (BY_ROW["int8"], _int8(128.0, -128)),
-    "int8 of torchao": (BY_ROW["int8"], _torchao_int8),
+    "int8 of torchao": (BY_ROW["int8"], torchao_int8),
     "mxfp8 of torchao": ("mxfp8", _torchao_mx),
 }  # fmt: skip
 

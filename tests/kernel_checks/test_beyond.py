@@ -15,7 +15,9 @@ import qgate
 from qgate.expected.derived import search_axes
 from qgate.expected.longer import LENGTHS, long_inputs
 from qgate.testing import CheckFailure, check_kernel
-from tests.shares import share
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 GENERATOR = torch.Generator().manual_seed(7)
 X = torch.randn(24, 64, generator=GENERATOR)
@@ -184,6 +186,7 @@ def test_arguments_keep_their_values_and_their_memory() -> None:
     assert len({place for place, _ in places}) == 1
 
 
+@proof
 def test_memory_at_another_place_is_tried() -> None:
     def aligned(x: Tensor, w: Tensor) -> Tensor:
         return right(x, w).roll(x.storage_offset() % 3, 0)
@@ -195,6 +198,7 @@ def test_memory_at_another_place_is_tried() -> None:
         check(aligned, relations=["offset"])
 
 
+@always
 def test_memory_that_is_not_aligned_is_tried_where_the_process_may_end() -> None:
     def vectorized(x: Tensor, w: Tensor) -> Tensor:
         if x.data_ptr() % 16:

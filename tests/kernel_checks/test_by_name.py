@@ -17,7 +17,7 @@ from qgate.cli.check import result_lines
 from qgate.kernel_checks.verdicts import STATUSES, KernelVerdict
 from tests.kernel_checks.warm_kernels import checked
 from tests.results.schema_files import MADE
-from tests.shares import proof
+from tests.shares import proof, share
 
 Capsys = pytest.CaptureFixture[str]
 LINEAR = ("--like", "torch.nn.functional:linear")
@@ -95,6 +95,7 @@ def test_a_verdict_says_what_was_compared(capsys: Capsys) -> None:
     assert verdict["seed"] == 7
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("kernel", "verdict", "cause", "at"),
     [
@@ -139,6 +140,7 @@ def test_arguments_that_change_and_are_returned(kernels: Path, capsys: Capsys) -
     assert set(verdict["files"]) == {"kernel", "like"}
 
 
+@proof
 def test_an_example_may_have_numbers_and_texts(kernels: Path, capsys: Capsys) -> None:
     (kernels / "reference.py").write_text("def double(x, text, count):\n    return x + x\n")
     (kernels / "example.py").write_text(
@@ -181,6 +183,7 @@ def test_the_schema_refuses_what_is_none(capsys: Capsys) -> None:
     assert set(MADE["check"]()["$defs"]["record"]["properties"]) == set(verdict)
 
 
+@proof
 def test_values_are_new_unless_a_seed_is_given(
     monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
@@ -224,6 +227,7 @@ BAD = {
 }  # fmt: skip
 
 
+@share(4)
 @pytest.mark.parametrize("line", BAD)
 def test_bad_input_is_refused_with_what_to_do(line: str, kernels: Path, capsys: Capsys) -> None:
     (kernels / "broken.py").write_text("\nright = 1 / 0\n")

@@ -10,6 +10,7 @@ from torch import Tensor
 import qgate
 from qgate.testing import CheckFailure, check, tiles
 from tests.kernel_checks.right_kernels import CASTS, searched
+from tests.shares import share
 
 X = torch.randn(24, 96, generator=torch.Generator().manual_seed(3)) * 3
 BY_ROW = {"granularity": "channel", "axis": 0}
@@ -56,6 +57,7 @@ def _nan_in_one(x: Tensor) -> Tensor:
     return y
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("values", "fmt", "options", "words"),
     [

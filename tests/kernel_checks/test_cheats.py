@@ -11,12 +11,14 @@ from qgate.kernel_checks.starting import PACKAGE
 from tests.kernel_checks.cheating_kernels import CHEATS
 from tests.kernel_checks.honest_kernels import HEAD, HONEST
 from tests.kernel_checks.warm_kernels import checked
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 Capsys = pytest.CaptureFixture[str]
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_kernel_that_cheats_is_not_green(name: str, warm_kernels: Path, capsys: Capsys) -> None:
     cheat = CHEATS[name]
@@ -32,13 +34,14 @@ def test_a_kernel_that_cheats_is_not_green(name: str, warm_kernels: Path, capsys
     assert cheat.words in verdict["cause"]
 
 
+@always
 def test_each_way_to_cheat_is_seen_apart() -> None:
     """No fewer than a dozen, of which most are named as what they are."""
     assert len(CHEATS) >= 12
     assert sum(cheat.verdict == "refused" for cheat in CHEATS.values()) >= 12
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_kernel_is_green(name: str, warm_kernels: Path, capsys: Capsys) -> None:
     honest = HONEST[name]

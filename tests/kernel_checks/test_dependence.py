@@ -9,6 +9,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import qgate
 from qgate.testing import CheckFailure, check_kernel
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 GENERATOR = torch.Generator().manual_seed(5)
 FP8 = qgate.Quantizer("fp8_e4m3", granularity="tensor")
@@ -33,6 +36,7 @@ def _cause(kernel: Callable[..., Tensor]) -> str:
     return failure.value.cause
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("allowed", "words"),
     [
@@ -64,6 +68,7 @@ def test_a_right_mask_passes() -> None:
     )
 
 
+@proof
 def test_values_that_are_merely_wrong_depend_on_what_they_should() -> None:
     kernel = _attention(lambda row, key: key <= row)
 
@@ -109,6 +114,7 @@ def test_rows_of_a_cache_that_is_empty_are_told_apart() -> None:
         check_kernel(one_too_many, x, cache, like=written, relations=["odd"])
 
 
+@always
 def test_large_arguments_are_not_looked_into() -> None:
     """A kernel is run once for each entry, which takes too long if each run is long."""
     calls = 0

@@ -15,6 +15,7 @@ from qgate import Quantizer, quantize
 from qgate.expected.derived import search_axes
 from qgate.expected.dominant import dominant_inputs
 from qgate.testing import CheckFailure, check_kernel
+from tests.shares import share
 
 BF16 = torch.bfloat16
 GENERATOR = torch.Generator().manual_seed(0)
@@ -110,6 +111,7 @@ def without_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 COLUMNS = [-1, 0, 63, 64, 128, 150]
 
 
+@share(4)
 @pytest.mark.parametrize("entry", COLUMNS)
 @pytest.mark.parametrize("like", [logsumexp, mean, largest])
 def test_a_column_that_is_not_read_is_named(like: Callable[..., Tensor], entry: int) -> None:

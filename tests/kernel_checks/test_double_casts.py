@@ -9,6 +9,7 @@ from torch.nn.functional import linear
 
 import qgate
 from qgate.testing import CheckFailure, check_kernel
+from tests.shares import share
 
 BY_ROW: Any = {"granularity": "channel", "axis": 0}
 GENERATOR = torch.Generator().manual_seed(3)
@@ -19,6 +20,7 @@ def cast(x: Tensor, fmt: str, **options: Any) -> Tensor:
     return qgate.quantize(x, fmt, **options) if x.numel() else x
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("first", "options", "second"),
     [

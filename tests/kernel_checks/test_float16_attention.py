@@ -12,6 +12,7 @@ from qgate.arithmetics.known import ATTENTIONS
 from qgate.testing import CheckFailure, check_kernel
 from tests.kernel_checks.real.kernel import FP16, normal
 from tests.kernel_checks.real.torch_attention import attention
+from tests.shares import share
 
 SIDES = normal(41, *[(1, 2, 48, 32)] * 3, dtype=FP16)
 WORDS = {
@@ -37,6 +38,7 @@ def test_sums_in_float16_are_named(name: str) -> None:
     assert any("of the RMS on these inputs, against exact sums" in note for note in report.notes)
 
 
+@share(4)
 @pytest.mark.parametrize("name", WORDS)
 @pytest.mark.parametrize("fault", [{"scale": 1.005}, {"factor": 1.002}], ids=str)
 def test_faults_stay_red(name: str, fault: dict[str, float]) -> None:

@@ -73,6 +73,7 @@ def test_a_right_kernel_passes_for_every_division_of_rows(sizes: tuple[int, ...]
     assert report.held[0] == "the example"
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

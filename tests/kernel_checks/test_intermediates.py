@@ -16,6 +16,7 @@ from qgate.expected.intermediates import Arithmetic, AttentionRule, attend, eage
 from qgate.expected.operators import evaluate_as
 from qgate.expected.operators import trace as operators_of
 from qgate.testing import CheckFailure, check_kernel
+from tests.shares import share
 
 BF16, FP16 = torch.bfloat16, torch.float16
 INT8 = qgate.Quantizer("int8", granularity="channel", axis=0)
@@ -212,6 +213,7 @@ def activations_too(x: Tensor, w: Tensor) -> Tensor:
     return int8_weights(qgate.quantize(x, "int8", granularity="channel", axis=0), w)
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("kernel", "arguments", "like", "inputs"),
     [

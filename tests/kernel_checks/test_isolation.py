@@ -19,6 +19,7 @@ from qgate.device_errors import DeviceMemoryError
 from qgate.kernel_checks import isolation
 from qgate.kernel_checks.updating import UPDATING
 from qgate.testing import CheckFailure, check_kernel
+from tests.shares import proof, share
 
 X, W = torch.randn(12, 32), torch.randn(6, 32)
 OPTIONS: dict[str, Any] = {"like": linear, "relations": ["odd", "permuted"]}
@@ -32,6 +33,7 @@ def _kill(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("end", "words"),
     [
@@ -152,6 +154,7 @@ def ending_at_three(x: Tensor, w: Tensor) -> Tensor:
     return linear(x, w)
 
 
+@proof
 def test_where_a_device_is_in_use_a_new_process_imports_the_functions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

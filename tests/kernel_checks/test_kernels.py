@@ -18,6 +18,7 @@ from qgate.kernel_checks.declaring import make_subject
 from qgate.kernel_checks.updating import UPDATING
 from qgate.testing import CheckFailure, check_kernel, tiles
 from tests.kernel_checks.right_kernels import searched
+from tests.shares import proof
 
 GENERATOR = torch.Generator().manual_seed(5)
 X = torch.randn(24, 64, generator=GENERATOR)
@@ -53,6 +54,7 @@ def test_a_report_says_what_was_held_and_what_would_have_been_seen() -> None:
 # Power -------------------------------------------------------------------------------------------
 
 
+@proof
 def test_the_smallest_factor_that_is_claimed_is_seen_and_a_quarter_is_not() -> None:
     def kernel(factor: float) -> Any:
         return lambda x, w: (right(x, w).double() * factor).float()
@@ -135,6 +137,7 @@ def test_any_exception_at_a_derived_input_is_a_refusal(error: type[Exception]) -
     assert not report.notes
 
 
+@proof
 def test_other_shapes_can_be_added() -> None:
     report = check_kernel(
         right, X, W, like=linear, inputs=MX, shapes=[((7, 256), (9, 256))], relations=["one"]
@@ -148,6 +151,7 @@ def test_other_shapes_can_be_added() -> None:
         check_kernel(wrong_from_256, X, W, like=linear, inputs=MX, shapes=[((7, 256), (9, 256))])
 
 
+@proof
 def test_dtype_and_arithmetic_are_what_is_declared() -> None:
     def narrow(x: Tensor, w: Tensor) -> Tensor:
         assert x.dtype == w.dtype == torch.bfloat16
@@ -352,6 +356,7 @@ def test_searched_scales_are_held_at_limits_and_accepted_values(tmp_path: Path) 
         check_kernel(definition, X, W, **options)
 
 
+@proof
 def test_accepted_values_are_kept_beside_the_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         kernel="""

@@ -28,6 +28,7 @@ def drawn(seed: int, tokens: int, dtype: torch.dtype = torch.float32) -> list[to
     return [torch.randn(1, 1, tokens, 16, generator=generator).to(dtype) for _ in range(3)]
 
 
+@share(6)
 @pytest.mark.parametrize("seed", range(20))
 def test_attention_by_threads_is_green(seed: int) -> None:
     report = check_kernel(
@@ -37,7 +38,7 @@ def test_attention_by_threads_is_green(seed: int) -> None:
     assert report.conventions["argument 0"].startswith("scale amax/127 plus 1e-07")
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(
     "name", ["K not smoothed", "columns not packed", "tiles of 128x4 not applied"]
@@ -56,6 +57,7 @@ def test_right_kernels_of_layouts_are_green(name: str, seed: int) -> None:
     assert redrawn.check(pair.right).held
 
 
+@share(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [5, 70])
 def test_casts_by_threads_are_named(tokens: int, dtype: torch.dtype) -> None:

@@ -19,7 +19,9 @@ from tests.kernel_checks import (
 )
 from tests.kernel_checks.pairs import Pair
 from tests.kernel_checks.right_pairs import KERNELS, sites_of
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 MODULES = (
     wrong_tiles, wrong_codes, wrong_operators, wrong_attention, wrong_recurrences, wrong_gradients,
@@ -66,6 +68,7 @@ def test_a_right_kernel_with_other_values_is_green(number: int) -> None:
     assert held, words
 
 
+@always
 @pytest.mark.parametrize(("number", "seed"), [(110, 18), (111, 0)])
 def test_sums_whose_terms_have_one_sign_may_be_less_exact(number: int, seed: int) -> None:
     words, held = sites_of(number, seed=seed)

@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, linear, rms_norm, scaled_dot_product_atten
 import qgate
 from qgate.testing import CheckFailure, check_kernel
 from tests.kernel_checks.right_kernels import added_in
-from tests.shares import share
+from tests.shares import proof, share
 
 FACTOR = "a factor on all values"
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -133,6 +133,7 @@ COARSE = {
 }  # fmt: skip
 
 
+@share(3)
 @pytest.mark.parametrize("arithmetic", COARSE)
 def test_coarse_sums_keep_their_power(arithmetic: str) -> None:
     kernel = COARSE[arithmetic]
@@ -151,6 +152,7 @@ def test_coarse_sums_keep_their_power(arithmetic: str) -> None:
             check_kernel(faulty, *LONG, **options)
 
 
+@proof
 def test_a_softmax_scale_is_seen_under_coarse_sums() -> None:
     def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q * 1.02, k, v)

@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 import qgate
 from qgate.causes.readings import wrong_readings
 from qgate.testing import CheckFailure, check_kernel
+from tests.shares import proof
 
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(12, 32, generator=GENERATOR)
@@ -127,6 +128,7 @@ def test_a_near_miss_of_another_reading_is_not_named() -> None:
     assert "rounded to float16" not in _first_line(kernel, linear, X, TABLE)
 
 
+@proof
 def test_a_state_without_its_residual_is_named_at_rounding_boundaries() -> None:
     """Codes that float noise decides do not hide that the rest of a state is left out."""
     state = qgate.Quantizer("int8", granularity="channel", axis=0)

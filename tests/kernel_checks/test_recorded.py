@@ -63,6 +63,7 @@ def test_a_recorded_result_is_right(kind: str, name: str) -> None:
     assert len(report.notes) == bool(found)
 
 
+@share(2)
 @pytest.mark.parametrize(("dtype", "beyond"), [("e4m3", "NaN"), ("e5m2", "Inf")])
 def test_recorded_casts_do_not_saturate(dtype: str, beyond: str) -> None:
     bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
@@ -143,7 +144,7 @@ FAULTS: dict[Callable[[RecordedKernel], Tensor], tuple[str, ...]] = {
 WRONG = [(fault, name) for fault, names in FAULTS.items() for name in names]
 
 
-@share(one_in=8, by=("fault",))
+@share(24)
 @pytest.mark.parametrize(("fault", "name"), WRONG)
 def test_a_recorded_result_with_a_fault_is_wrong(
     fault: Callable[[RecordedKernel], Tensor], name: str
@@ -161,6 +162,7 @@ def test_emulated_attention_without_a_fault_is_right() -> None:
 # What a user asks for ----------------------------------------------------------------------------
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("name", "arithmetic"),
     [
@@ -253,6 +255,7 @@ def split(parts: int, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
     return kernel
 
 
+@share(3)
 @pytest.mark.parametrize("parts", [2, 4, 8])
 def test_parts_that_are_rounded_to_fp16_are_named(parts: int) -> None:
     draw = torch.Generator().manual_seed(parts)

@@ -11,7 +11,10 @@ from torch import Tensor
 
 import qgate
 from qgate.testing import CheckFailure, check_kernel
-from tests.shares import proof, share
+from tests.kernel_checks.wrong_recurrences import steps
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 GENERATOR = torch.Generator().manual_seed(3)
 TOKENS = 24
@@ -19,15 +22,6 @@ ALWAYS = 1e9
 X, B, C = (torch.randn(TOKENS, width, generator=GENERATOR) for width in (8, 6, 6))
 DECAY = torch.rand(TOKENS, generator=GENERATOR) * 0.3
 INT8 = qgate.Quantizer("int8", granularity="channel", axis=0)
-
-
-def steps(x: Tensor, decay: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Write Mamba-2's state, one token after the other."""
-    state, results = x.new_zeros(b.shape[1], x.shape[1]), [x[:0]]
-    for token in range(len(x)):
-        state = state * torch.exp(-decay[token]) + torch.outer(b[token], x[token])
-        results.append((c[token] @ state)[None])
-    return torch.cat(results)
 
 
 def chunked(
@@ -54,6 +48,7 @@ def chunked(
     return kernel
 
 
+@always
 @pytest.mark.parametrize("size", [16, 64])
 def test_chunks_of_every_size_are_right_and_a_nan_that_a_mask_spreads_is_a_note(size: int) -> None:
     report = check_kernel(chunked(size), X, DECAY, B, C, like=steps, budget_s=ALWAYS)
@@ -108,6 +103,7 @@ def solved_delta_rule(size: int, corrects: bool = True) -> Callable[..., Tensor]
     return kernel
 
 
+@proof
 def test_a_delta_rule_in_chunks_is_right_and_one_without_its_correction_is_not() -> None:
     q, k, v = (torch.randn(TOKENS, 8, generator=GENERATOR) for _ in range(3))
     k = torch.nn.functional.normalize(k, dim=-1)

@@ -11,7 +11,7 @@ from tests.kernel_checks.wrong_scales import WRONG_SCALES
 from tests.shares import share
 
 
-@share(16)
+@share(32)
 @pytest.mark.parametrize("wrong", [*WRONG, *WRONG_SCALES], ids=lambda wrong: wrong.name)
 def test_a_wrong_kernel_fails_with_its_cause_in_the_first_line(wrong: WrongKernel) -> None:
     with pytest.raises(CheckFailure) as failure:

@@ -12,7 +12,9 @@ from torch.nn.functional import linear
 import qgate
 from qgate.testing import CheckFailure, check, check_kernel
 from tests.kernel_checks.real.kernel import BF16, FP16, normal
-from tests.shares import proof, share
+from tests.shares import proof, share, slow_file
+
+pytestmark = slow_file
 
 BY_ROW = qgate.Quantizer("int8", granularity="channel", axis=0)
 # Values of 16 bits have ratios at ties of rounding.
@@ -76,6 +78,7 @@ def cast_by(name: str, wrong: bool = False) -> Callable[[Tensor], Tensor]:
     return cast
 
 
+@share(3)
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_a_cast_by_it_is_named(name: str) -> None:
     report = check(cast_by(name)(W), W, format=BY_ROW)

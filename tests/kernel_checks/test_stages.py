@@ -13,6 +13,7 @@ from torch.nn.functional import linear, silu
 import qgate
 from qgate.testing import CheckFailure, check_kernel, quantized, tiles
 from tests.kernel_checks.staged_kernels import STAGED, Staged
+from tests.shares import proof, share
 
 QUICK: dict[str, Any] = {"relations": ["odd"], "budget_s": 0}
 BY_NAME = {staged.name: staged for staged in STAGED}
@@ -29,6 +30,7 @@ def checked(staged: Staged, fault: str, dtype: torch.dtype, seed: int, **options
     return check_kernel(kernel, *staged.example(dtype, seed), like=staged.like, **options)
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -51,6 +53,7 @@ def test_right_kernels_are_green(name: str, dtype: str) -> None:
     assert any(slot.startswith("stage ") for slot in report.conventions)
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("name", "fault", "dtype"),
     [
@@ -145,6 +148,7 @@ def beside_its_own(ratios: Tensor, codes: Tensor) -> None:
     )
 
 
+@proof
 def test_a_code_that_noise_decides_may_be_either_and_no_other_one() -> None:
     options: dict[str, Any] = {"like": two_products, "relations": [], "budget_s": 0}
     with pytest.raises(CheckFailure):
@@ -206,6 +210,7 @@ class Fused(torch.autograd.Function):
         return inner @ w1, inner.T @ x, g.T @ h * Fused.factor
 
 
+@proof
 def test_gradients_are_those_of_a_straight_through_estimator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

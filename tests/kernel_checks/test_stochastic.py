@@ -13,6 +13,7 @@ from torch.nn.functional import linear, rms_norm
 import qgate
 from qgate.kernel_checks.stochastic import Neighbors
 from qgate.testing import CheckFailure, check, check_kernel
+from tests.shares import proof, share
 
 GENERATOR = torch.Generator().manual_seed(11)
 X = torch.randn(24, 64, generator=GENERATOR)
@@ -26,6 +27,7 @@ def same(x: Tensor) -> Tensor:
     return x
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -99,6 +101,7 @@ class Counting:
         return CAST(x)
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("kernel", "cause"),
     [
@@ -166,6 +169,7 @@ def test_what_else_was_asked_for_is_held_too() -> None:
         check_kernel(CAST, X, invariant=True, **options)
 
 
+@proof
 def test_gradients_beside_arguments_rounded_at_random_are_checked() -> None:
     class Gemm(torch.autograd.Function):
         @staticmethod

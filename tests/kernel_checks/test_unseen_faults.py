@@ -11,7 +11,9 @@ from tests.gate.own_kernels import product_of
 from tests.kernel_checks.unseen_code import RIGHT
 from tests.kernel_checks.unseen_faults import FAULTS, PLACES, UNNAMED, first_line
 from tests.kernel_checks.unseen_products import UnseenFault
-from tests.shares import share
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 PARTS = [
     next(fault for fault in FAULTS if (fault.part, fault.fmt) == kind)
@@ -43,6 +45,7 @@ def test_right_code_in_its_place_is_green(
     assert first_line(part, checked_by, tmp_path, code) == ""
 
 
+@proof
 def test_a_fault_that_is_named_at_one_site_is_tried_at_the_others(tmp_path: Path) -> None:
     # Powers of two that are too large are right, by another convention, where nothing is flushed.
     fault = next(fault for fault in FAULTS if fault.name == "mx blocks along rows")
@@ -51,6 +54,7 @@ def test_a_fault_that_is_named_at_one_site_is_tried_at_the_others(tmp_path: Path
     assert re.search(fault.words, line), line
 
 
+@always
 def test_few_unseen_faults_have_no_name() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 120
     assert {name for name, _ in UNNAMED} <= {fault.name for fault in FAULTS}

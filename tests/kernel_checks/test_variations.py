@@ -18,7 +18,7 @@ from qgate.expected.noise import evaluate
 from qgate.expected.operators import trace
 from qgate.kernel_checks import diagnosis, kernels
 from qgate.testing import CheckFailure, CheckReport, check_kernel
-from tests.shares import share
+from tests.shares import proof, share
 
 BF16 = torch.bfloat16
 Kernel = Callable[..., Tensor]
@@ -126,6 +126,7 @@ FAULTS: list[tuple[str, Kernel, list[Tensor], Kernel, Kernel]] = [
 ]  # fmt: skip
 
 
+@share(4)
 @pytest.mark.parametrize(("words", "faulty", "arguments", "like", "right"), FAULTS, ids=[f[0] for f in FAULTS])  # fmt: skip
 def test_a_fault_of_an_operator_is_named_and_its_right_twin_passes(
     words: str, faulty: Kernel, arguments: list[Tensor], like: Kernel, right: Kernel
@@ -216,6 +217,7 @@ def test_a_fault_of_codes_is_named_whatever_their_convention(
     check(right, (X, W), linear, inputs={1: declared})
 
 
+@proof
 def test_a_last_column_of_zeros_is_named_beside_the_convention_and_roundings() -> None:
     right = layer(127, 128, unchanged)
 

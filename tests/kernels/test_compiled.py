@@ -15,7 +15,7 @@ from qgate.formats.engine import on_device
 from qgate.formats.engine.job import Job
 from qgate.kernels import comparing, launching, reductions
 from qgate.kernels.shapes import MemoryLayout
-from tests.shares import slow_file
+from tests.shares import proof, share, slow_file
 
 pytestmark = slow_file
 
@@ -110,6 +110,7 @@ def launched(launches: Launches, name: str) -> Launches:
     return launches
 
 
+@share(7)
 @pytest.mark.parametrize(
     ("name", "target"),
     [(name, 90) for name in CASES] + [(name, target) for name in SMALL for target in (80, 100)],
@@ -130,6 +131,7 @@ def test_rows_are_read_and_written_in_whole_vectors(launches: Launches) -> None:
     assert not re.search(r"(?:ld|st)\.global\.b16", text)
 
 
+@proof
 @pytest.mark.parametrize("name", ["mx columns", "nvfp4 columns", "hif4 columns"])
 def test_a_thread_has_all_of_an_upright_block(launches: Launches, name: str) -> None:
     text = ptx(launched(launches, name)[-1], 90)
@@ -143,6 +145,7 @@ def test_counting_waits_for_no_result(launches: Launches) -> None:
     assert not INEXACT.findall(text) + FUSED.findall(text)
 
 
+@proof
 @pytest.mark.parametrize(
     ("dtypes", "target"),
     [((BF16, BF16), target) for target in TARGETS] + [((FP16, FP32), 90)],

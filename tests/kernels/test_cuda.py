@@ -15,12 +15,14 @@ from qgate.formats.engine.job import Job
 from qgate.kernels import launching, proving
 from tests.devices.public import CASES, ON_CUDA, WAYS
 from tests.kernels.checks import CHECKS, IN_C
+from tests.shares import share
 
 needs_cuda = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="there is no CUDA device here"
 )
 
 
+@share(4)
 @needs_cuda
 @pytest.mark.parametrize("name", [*CHECKS, *IN_C, *CASES, *ON_CUDA])
 def test_a_device_gives_the_bits_of_the_cpu(name: str) -> None:
@@ -44,6 +46,7 @@ def test_a_call_of_a_kernel_asks_for_no_number(fmt: str, monkeypatch: pytest.Mon
         assert len(launched) in (turn, 2 * turn, 3 * turn)
 
 
+@share(4)
 @pytest.mark.parametrize("shape", [(6, 70), (64,)], ids=str)
 @pytest.mark.parametrize("fmt", [fmt for fmt in WAYS if "scale" not in WAYS[fmt]])
 def test_nothing_mixes_devices_or_waits(fmt: str, shape: tuple[int, ...]) -> None:

@@ -27,7 +27,7 @@ from qgate.stats.error_stats import errors
 from qgate.stats.value_counts import counts
 from tests.kernels import checks
 from tests.kernels.emulated import emulation
-from tests.shares import share
+from tests.shares import proof, share
 
 BF16 = torch.bfloat16
 CPU = torch.device("cpu")
@@ -92,7 +92,7 @@ FAULTS = {
 }
 
 
-@share(6)
+@share(16)
 @pytest.mark.parametrize(
     ("name", "right", "wrong"), [(name, *fault) for name in FAULTS for fault in FAULTS[name]]
 )
@@ -106,6 +106,7 @@ def test_a_planted_fault_is_found(name: str, right: str, wrong: str) -> None:
         assert re.search("differ|wrong", checks.IN_C[name](CPU))
 
 
+@proof
 @pytest.mark.usefixtures("here", "few")
 def test_counts_and_errors_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither Triton's kernels nor torch are asked."""

@@ -32,7 +32,7 @@ def said(request: pytest.FixtureRequest) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@share(10)
+@share(24)
 @pytest.mark.parametrize("name", checks.CHECKS)
 def test_the_kernel_gives_the_definitions_bits(said: Any, name: str) -> None:
     assert said["found"][name] == ""

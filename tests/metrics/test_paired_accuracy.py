@@ -8,6 +8,7 @@ from scipy.stats import binomtest
 
 from qgate.errors import QgateError
 from qgate.metrics.paired_accuracy import compare_accuracy, sign_test, wilson_interval
+from tests.shares import proof
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,7 @@ def _answers(seed: int, questions: int, worse_by: float) -> tuple[list[bool], li
     return (reference ^ (draw.random(questions) < chance)).tolist(), reference.tolist()
 
 
+@proof
 def test_a_worse_model_is_found_as_often_as_said() -> None:
     needed = compare_accuracy(*_answers(0, 200_000, 0.01)).needed
     assert needed == pytest.approx(3235, rel=0.03)

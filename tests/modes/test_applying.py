@@ -20,6 +20,7 @@ from qgate.models.mamba.rotation import ROTATED, rotate
 from qgate.modes import CalibrationSettings, Quantized, find_mode
 from qgate.modes.formats import FORMAT_MODES
 from tests.models.checkpoints import randomize
+from tests.shares import share
 
 ROW = Rule(":(input|weight)$", "int8", per="row")
 
@@ -68,6 +69,7 @@ CASES = [("mlp", mode.name) for mode in FORMAT_MODES] + [("mlp", "rows")]
 CASES += [("mamba", name) for name in ("fp16", "0", "2-4", "3", "5-3", "6-0", "int8")]
 
 
+@share(4)
 @pytest.mark.parametrize(("which", "name"), CASES)
 def test_the_model_given_is_not_touched(which: str, name: str) -> None:
     model = mlp() if which == "mlp" else mamba()

@@ -18,6 +18,7 @@ from qgate.formats.residual import Projection
 from qgate.models import Model
 from qgate.models.llama import Attention
 from qgate.modes.attention.choices import AttentionChoices, TensorChoice
+from tests.shares import share
 
 SAMPLING = models.Sampling(samples=2, seqlen=80, calib_samples=3, calib_seqlen=64)
 NAMES = [mode.name for mode in modes.select("kv-*", "other")]
@@ -160,6 +161,7 @@ def of_layer(model: Model, quantized: modes.Quantized, layer: int) -> tuple[list
     return [tensor[0].double().numpy() for tensor in heads], source.per_head(context[0])[0]
 
 
+@share(4)
 @pytest.mark.parametrize("layer", [0, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mode_computes_what_its_formats_say(

@@ -22,7 +22,9 @@ from qgate.modes.attention.sources import AttentionSource, source_of
 from qgate.modes.resolving import misfit_of
 from tests.gate.test_cache_faults import findings
 from tests.models.families import model_of
-from tests.shares import proof, share
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 transformers = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {
@@ -179,7 +181,7 @@ def decoder(path: Path, kind: str) -> Model:
     return load(folder(path, kind, **more))
 
 
-@share(12)
+@share(24)
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_decoder_is_held_like_tiny_llama(kind: str, tmp_path: Path) -> None:
     model = decoder(tmp_path, kind)
@@ -226,7 +228,7 @@ def reference(model: Model, ids: Tensor) -> Tensor:
     return torch.cat([token.logits for token in tokens], 1)
 
 
-@share(3)
+@share(8)
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_mode_decodes_as_transformers_with_a_rounded_cache(kind: str, tmp_path: Path) -> None:
     model = decoder(tmp_path, kind)
@@ -273,6 +275,7 @@ def test_gradients_go_through_a_cache_mode(tmp_path: Path) -> None:
     assert 0.9 < float(torch.cosine_similarity(gradient(network), gradient(model.module), 0)) < 1
 
 
+@share(3)
 @pytest.mark.parametrize(("name", "step"), [("kv-int8", -1), ("attn-int8", 1), ("attn-int8", -1)])
 def test_a_window_that_is_off_by_one_is_named(
     name: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -340,6 +343,7 @@ def test_a_model_whose_caches_are_reached_in_part_is_refused(tmp_path: Path) -> 
         modes.apply(modes.find_mode("kv-int8", "other"), model)
 
 
+@always
 def test_what_does_not_fit_is_left_out_with_a_word(tmp_path: Path) -> None:
     short = {"max_position_embeddings": 64}
     cases = (

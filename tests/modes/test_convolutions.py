@@ -11,6 +11,7 @@ import qgate
 from qgate import Mode, Model, QgateError, Rule, modes
 from qgate.expected.modules import exact_product
 from tests.models.networks import network
+from tests.shares import share
 
 MODES = ("int8", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4", "hif8", "w8", "w4")
 
@@ -19,6 +20,7 @@ def applied(name: str, model: Model) -> modes.Quantized:
     return modes.apply(modes.modes_of(model, name)[0], model)
 
 
+@share(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["convnet", "mixed", "upsampling"])
 def test_the_model_computes_what_the_plan_says(name: str, mode: str) -> None:

@@ -78,6 +78,7 @@ def assert_same_bits(a: Capture, b: Capture) -> None:
             assert all(torch.equal(x, y) for x, y in zip(a[site], b[site], strict=True)), site
 
 
+@share(3)
 @pytest.mark.parametrize(("one", "other"), [("0", "2-0"), ("2-1", "2-2"), ("0", "5-0")])
 def test_modes_that_are_one_give_the_same_bits(
     one: str, other: str, mamba: Model, scales: modes.Calibration, local: Local
@@ -167,6 +168,7 @@ def test_a_sample_is_the_same_alone_and_in_a_batch(
     assert torch.equal(together[1:], hidden_bits(mamba, scales, mode, batch[1:]))
 
 
+@share(2)
 @pytest.mark.parametrize("mode", [m.name for m in INTEGER if not m.causal])
 def test_modes_with_scales_from_the_whole_tensor_are_not_causal(
     mode: str, mamba: Model, scales: modes.Calibration

@@ -117,7 +117,7 @@ def red_rows(kind: str, path: Path, run_too: bool = False) -> dict[str, str]:
     return findings(cache_rows(quantized, model, run, ModelSites({}, lambda _site: "")))
 
 
-@share(2)
+@share(8)
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_a_fault_is_red_and_named(
     plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from qgate.modes.simulated.casts import GridCast
 from qgate.modes.simulated.mixer import UPath
 from qgate.modes.simulated.paths import PATHS
+from tests.shares import share
 
 F32, F64 = np.float32, np.float64
 Array = Any
@@ -137,6 +138,7 @@ def test_every_path_has_a_formula() -> None:
     assert set(FORMULAS) == set(PATHS)
 
 
+@share(4)
 @pytest.mark.parametrize("how", ["even", "away"])
 @pytest.mark.parametrize("name", NAMES)
 @given(cases())

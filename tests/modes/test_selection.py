@@ -12,7 +12,7 @@ import pytest
 from qgate.cli import main
 from qgate.errors import QgateError
 from qgate.modes.selection import GROUPS, find_mode, is_selected, names, own_mode, select
-from tests.shares import proof
+from tests.shares import proof, share
 
 FAMILIES = ("mamba", "other")
 EVERY = [(family, name) for family in FAMILIES for name in names(family)]
@@ -22,6 +22,7 @@ def chosen(wanted: str | list[str], family: str = "mamba", own: tuple[str, ...] 
     return [mode.name for mode in select(wanted, family, own)]
 
 
+@share(6)
 @pytest.mark.parametrize(("family", "name"), EVERY)
 def test_every_mode_is_found_by_its_own_name(family: str, name: str) -> None:
     for spelling in (name, name.upper(), f"  {name} ", name.replace("-", "_")):

@@ -21,6 +21,7 @@ from qgate.modes import definition as spec
 from qgate.modes.definition import Array, Scales, Taps, Weights
 from tests.modes import spec_calibration
 from tests.modes.spec_data import hadamard_matrix, random_hidden, random_layer
+from tests.shares import share
 from tests.tables import each_of
 
 INT8 = [mode for mode in spec.MODES if mode not in spec.FLOAT]
@@ -303,6 +304,7 @@ def rounded_sites(mode: str) -> list[str]:
     return [site for site in SCALE_OF if site not in free]
 
 
+@share(4)
 @each_of("shape", [(1, 1), (1, 2), (2, 1), (2, 3), (1, 4), (1, 7), (3, 9), (2, 24)])
 @pytest.mark.parametrize("mode", INT8)
 def test_every_step_is_nearest_to_its_exact_value(mode: str, shape: tuple[int, int]) -> None:
@@ -380,6 +382,7 @@ def wanted_u(mode: str, k: Array, second: float) -> Array:
     return plain
 
 
+@share(4)
 @pytest.mark.parametrize("shrink", [1.0, 0.2])
 @pytest.mark.parametrize("mode", INT8)
 def test_u_is_the_nearest_point_of_its_set(mode: str, shrink: float) -> None:

@@ -127,6 +127,7 @@ def decoded(name: str, mixer: MambaMixer, x: Array, z: Array, ranges: dict[str, 
     return np.stack(outputs)
 
 
+@share(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mode_computes_what_its_formats_say(name: str, model: Model) -> None:
     quantized = modes.apply(modes.find_mode(name, "mamba"), model)

@@ -30,7 +30,7 @@ EVERY_EXHIBIT = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit:
 LONGEST = 60
 
 
-@share(24, by=["exhibit.kind"])
+@share(16)
 @EVERY_EXHIBIT
 def test_the_faulty_implementation_is_red_with_its_cause_in_the_first_line(
     exhibit: Exhibit,
@@ -41,7 +41,7 @@ def test_the_faulty_implementation_is_red_with_its_cause_in_the_first_line(
         assert re.search(exhibit.cause, failure.value.cause), failure.value.cause
 
 
-@share(24, by=["exhibit.kind"])
+@share(16)
 @EVERY_EXHIBIT
 def test_the_right_implementation_is_green(exhibit: Exhibit) -> None:
     assert list(check_right(exhibit, SEEDS)) == []

@@ -22,7 +22,7 @@ from tests.drawing import dump_records
 from tests.page.gate_records import hostile_run, made_header, made_records, made_run, read_back
 from tests.shares import proof, share
 
-pytestmark = share(4, group="pages")
+pytestmark = share(8, group="pages")
 
 BROKEN = {"suites/test_task.py::test_task[tiny-mamba-2-4]": "QgateError: no calibration"}
 ROWS = "#all-gates tbody tr"
@@ -343,7 +343,7 @@ def test_arrows_walk_the_map_which_is_one_stop_of_the_tab_key(opened_page: Opene
     expect(page.locator("tr:target")).to_be_focused()
 
 
-@share(8, group="axe", by=["scheme", "width"])
+@share(8, group="axe")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
 def test_axe_has_no_serious_finding(browser: Browser, path: Path, scheme: Any, width: int) -> None:
@@ -352,7 +352,7 @@ def test_axe_has_no_serious_finding(browser: Browser, path: Path, scheme: Any, w
         assert serious_findings(it.page) == []
 
 
-@share(8, group="axe", by=["scheme", "width"])
+@share(8, group="axe")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
 def test_axe_has_no_serious_finding_on_the_page_of_a_dump(

@@ -23,7 +23,7 @@ from tests.browser import Opened, opened
 from tests.page.gate_records import HOSTILE, made_header, made_records, made_run
 from tests.page.test_gate_page import first_line
 from tests.results.making import record, write
-from tests.shares import proof
+from tests.shares import proof, share
 
 CASES = {f"suites/test_formats.py::test_it[{n}]": f"AssertionError: {n} of 9" for n in range(30)}
 
@@ -237,6 +237,7 @@ def opened_page(browser: Browser, tmp_path: Path) -> Iterator[Opened]:
         assert it.complaints == []
 
 
+@proof
 def test_the_worst_three_are_open_and_a_button_opens_all(opened_page: Opened) -> None:
     gates = opened_page.page.locator("details.gate")
     expect(gates).to_have_count(12)
@@ -251,6 +252,7 @@ def test_the_worst_three_are_open_and_a_button_opens_all(opened_page: Opened) ->
     expect(button).to_have_text("Open all")
 
 
+@proof
 def test_a_link_to_a_gate_opens_its_details(opened_page: Opened) -> None:
     number = str(opened_page.page.locator("details.gate").nth(7).get_attribute("id")).partition(
         "-"
@@ -262,6 +264,7 @@ def test_a_link_to_a_gate_opens_its_details(opened_page: Opened) -> None:
     expect(opened_page.page.locator(f"#gate-{number}")).to_be_in_viewport()
 
 
+@share(3)
 @pytest.mark.parametrize("width", [400, 1280, 1920])
 def test_words_of_tables_are_not_torn(browser: Browser, tmp_path: Path, width: int) -> None:
     """A word that is torn has its letters at several heights."""
@@ -292,6 +295,7 @@ def test_words_of_tables_are_not_torn(browser: Browser, tmp_path: Path, width: i
         assert pages <= width
 
 
+@proof
 def test_on_paper_all_gates_are_open_without_scripts_and_heads_can_repeat(
     browser: Browser, tmp_path: Path
 ) -> None:

@@ -10,6 +10,9 @@ import pytest
 
 from tests.plugin.conftest import LLAMA, Run
 from tests.plugin.projects import add, header, page, records
+from tests.shares import always, proof, slow_file
+
+pytestmark = slow_file
 
 MODEL = '''
 from pathlib import Path
@@ -110,6 +113,7 @@ def test_gates_of_other_models_run(suites: Run) -> None:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
+@proof
 @pytest.mark.usefixtures("net")
 def test_workers_say_it_once(suites: Run) -> None:
     result = suites(*NET, "-n", "2", alone=True)
@@ -117,6 +121,7 @@ def test_workers_say_it_once(suites: Run) -> None:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
+@proof
 @pytest.mark.usefixtures("net")
 def test_accepted_errors_of_several_modes_are_stale_once(suites: Run) -> None:
     suites(*MODEL_OF_OURS, "--mode", "fp16", "--update-baselines")
@@ -170,6 +175,7 @@ def test_across_weights_a_planted_fault_is_red(net: Path, suites: Run) -> None:
     assert not list((net / "qgate-out").glob("candidates/**/*.txt"))
 
 
+@always
 def test_across_weights_takes_no_value(suites: Run) -> None:
     """The path after it is a path."""
     result = suites("--layers", "first", "--across-weights", "suites/test_task.py", paths=())
@@ -179,6 +185,7 @@ def test_across_weights_takes_no_value(suites: Run) -> None:
     )
 
 
+@proof
 @pytest.mark.usefixtures("net")
 @pytest.mark.parametrize(("most", "times"), [(10, 2), (10_000, 0)])
 def test_an_update_says_which_accepted_files_are_long(

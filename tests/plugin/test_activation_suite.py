@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.plugin.projects import begin
-from tests.shares import share
+from tests.shares import always, proof, share, slow_file
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
+pytestmark = [slow_file, pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")]
 Gates = Callable[..., pytest.RunResult]
 NORM = "model.layers.1.input_layernorm.weight"
 HARMLESS = "for weight in weights.values(): weight *= 1 + 1e-3 * torch.randn_like(weight)"
@@ -52,13 +52,14 @@ def accepted(pytester: pytest.Pytester, gates: Gates, recorded_once: Callable[..
     recorded_once("activations", pytester.path, lambda: gates("--update-baselines"))
 
 
+@share(2)
 @pytest.mark.usefixtures("accepted")
 @pytest.mark.parametrize("change", ["pass", HARMLESS])
 def test_the_same_model_and_one_trained_a_little_further_pass(gates: Gates, change: str) -> None:
     gates(change=change).assert_outcomes(passed=5)
 
 
-@share(8)
+@proof
 @pytest.mark.usefixtures("accepted")
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_makes_a_model_harder_to_quantize_fails(gates: Gates, name: str) -> None:
@@ -75,12 +76,14 @@ def test_what_makes_a_model_harder_to_quantize_fails(gates: Gates, name: str) ->
         assert "[mine.py:build-layers.0]" not in shown.partition("short test summary")[2]
 
 
+@proof
 def test_without_a_record_it_says_how_to_make_one(gates: Gates) -> None:
     result = gates()
     result.assert_outcomes(failed=5)
     result.stdout.fnmatch_lines(["*no accepted*", "*--update-baselines*"])
 
 
+@always
 @pytest.mark.usefixtures("accepted")
 def test_other_samples_than_those_of_its_record_are_refused(
     pytester: pytest.Pytester, gates: Gates

@@ -222,6 +222,7 @@ def one_batch(batches: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given: list(batches(*given))[:1]
 
 
+@proof
 def test_samples_and_tokens_that_are_not_compared_are_counted(
     nets: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +268,7 @@ def test_a_module_that_is_left_out_of_the_comparison_is_named(
     assert of["modules"] == {"held": 3, "of": 4}
 
 
+@proof
 def test_what_gates_that_are_left_out_are_about_has_their_reason(nets: Path, suites: Run) -> None:
     options = ("--model", "words", "--mode", "words8,linears", "--no-report")
     assert suites(*options, "--update-baselines").ret == pytest.ExitCode.OK

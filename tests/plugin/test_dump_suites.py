@@ -83,6 +83,7 @@ def test_ctrl_c_in_an_update_is_a_sentence(
     assert files(house) == before
 
 
+@proof
 def test_a_record_is_made_and_gates(
     house: Path, gates: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

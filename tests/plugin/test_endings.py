@@ -9,6 +9,9 @@ import pytest
 from qgate.gate.measuring.model_gates import ModelGates
 from tests.plugin.conftest import Run
 from tests.plugin.projects import records, tightened
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 ENDINGS = {
     "skip": pytest.skip.Exception("not here"),
@@ -18,6 +21,7 @@ ENDINGS = {
 }
 
 
+@share(4)
 @pytest.mark.parametrize("name", ENDINGS)
 def test_all_gates_have_a_verdict_where_a_reproduction_cannot_be_left(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch, name: str
@@ -35,6 +39,7 @@ def test_all_gates_have_a_verdict_where_a_reproduction_cannot_be_left(
     assert len({row["node"] for row in records(project)[1:]}) == 6
 
 
+@always
 @pytest.mark.parametrize("place", ["build", "forward"])
 @pytest.mark.parametrize("call", ["pytest.skip('no GPU')", "sys.exit(0)"])
 def test_a_model_that_ends_is_one_sentence_and_red(

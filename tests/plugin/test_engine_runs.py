@@ -12,8 +12,9 @@ from tests.engines import synced
 from tests.engines.steps import write_steps
 from tests.engines.synced import mixed, write_engine, write_trainer
 from tests.plugin.projects import begin, records
+from tests.shares import always, proof, slow_file
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
+pytestmark = [slow_file, pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")]
 Suites = Callable[..., pytest.RunResult]
 
 
@@ -33,6 +34,7 @@ def stale_layer(folder: Path) -> Path:
     return folder
 
 
+@always
 def test_a_stale_layer_is_the_first_line_in_both(
     suites: Suites, pytester: pytest.Pytester, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,6 +60,7 @@ def test_a_stale_layer_is_the_first_line_in_both(
     assert (row["site"], row["mode"]) == ("layer 2", "sync")
 
 
+@proof
 def test_a_drift_is_the_first_line_in_both(
     suites: Suites, pytester: pytest.Pytester, capsys: pytest.CaptureFixture[str]
 ) -> None:

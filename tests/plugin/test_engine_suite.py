@@ -12,6 +12,7 @@ from tests.engines import runs
 from tests.engines.gated import collect, network
 from tests.plugin.projects import files, records
 from tests.plugin.subjects import SUBJECTS, Gates, Subject
+from tests.shares import proof
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
 PAIR, NAMED = SUBJECTS["engines"].options[:3], SUBJECTS["engines"].options[3:]
@@ -22,6 +23,7 @@ def subject() -> Subject:
     return SUBJECTS["engines"]
 
 
+@proof
 def test_a_record_is_made_and_gates(house: Path, gates: Gates) -> None:
     result = gates(*PAIR)
     result.assert_outcomes(failed=1)
@@ -85,6 +87,7 @@ def test_a_setting_that_is_no_pair_is_refused(house: Path, gates: Gates, value: 
     result.stderr.fnmatch_lines(["*engines = * is not allowed; it is a list of two paths.*"])
 
 
+@proof
 def test_dumps_have_three_gates(house: Path, gates: Gates) -> None:
     for name in "ab":
         collect(house / name, network())

@@ -13,7 +13,9 @@ import pytest
 from tests import readme
 from tests.baselines.building import rewrite
 from tests.plugin.projects import begin
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
 MODEL = """
@@ -173,6 +175,7 @@ def test_a_run_prints_what_the_page_quotes(
         assert any(readme.matches([line], [shown.strip()]) for shown in printed), line
 
 
+@always
 def test_every_message_of_the_page_is_produced_and_in_its_index() -> None:
     assert sorted(quoted()) == sorted(SCENES)
     index = PAGE.read_text(encoding="utf-8").partition("\n### ")[0]

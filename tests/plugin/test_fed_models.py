@@ -15,7 +15,9 @@ from qgate.models import Sampling, load
 from tests.models.fed_folders import save_network
 from tests.plugin.conftest import run_alone
 from tests.plugin.projects import begin
-from tests.shares import proof, share
+from tests.shares import always, proof, slow_file
+
+pytestmark = slow_file
 
 pytest.importorskip("transformers")
 
@@ -59,7 +61,7 @@ def home(saved: Path, pytester: pytest.Pytester) -> Path:
 one_network = pytest.mark.parametrize("kind", ["ViTForImageClassification"], scope="module")
 
 
-@share(16)
+@proof
 @pytest.mark.parametrize("kind", LAYERS, scope="module")
 def test_a_folder_is_gated_from_end_to_end(
     kind: str, home: Path, pytester: pytest.Pytester
@@ -112,6 +114,7 @@ def test_a_length_that_cuts_no_sample_is_in_no_manifest(
         assert result.ret == pytest.ExitCode.OK, result.stdout.str()
 
 
+@always
 def test_a_bad_name_and_two_of_one_name_stop_the_run(pytester: pytest.Pytester) -> None:
     (begin(pytester, *GATES) / "here").mkdir()
     for models, words in (

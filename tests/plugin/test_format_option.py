@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qgate.formats import names
+from tests.shares import proof
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -60,6 +61,7 @@ def test_other_peoples_fmt_is_left_alone(pytester: pytest.Pytester, source: str)
     pytester.runpytest().assert_outcomes(passed=2)
 
 
+@proof
 def test_an_option_named_format_of_somebody_else_wins(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--format')")
     pytester.makepyfile("def test_it(fmt): pass")

@@ -12,6 +12,9 @@ import pytest
 from tests.campaigns.forked import Ended, ran
 from tests.plugin.conftest import SHORT
 from tests.plugin.projects import tightened
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 
 def run_with(size: int, folder: Path, *options: str) -> Ended:
@@ -25,6 +28,7 @@ def run_with(size: int, folder: Path, *options: str) -> Ended:
     return ran(lambda: int(pytest.main(words)), folder, limit)
 
 
+@share(3)
 @pytest.mark.parametrize("size", [0, 10_000, 400_000])
 @pytest.mark.parametrize("is_red", [False, True], ids=["green", "red"])
 def test_every_gate_is_held_and_nothing_is_green(size: int, is_red: bool, project: Path) -> None:

@@ -113,6 +113,7 @@ def cells(found: dict[str, Any]) -> dict[str, str]:
     return shown
 
 
+@proof
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]])
 def test_gates_have_columns_plots_and_a_head(page: Page, workers: list[str]) -> None:
     file = page(*workers)
@@ -172,6 +173,7 @@ def test_plots_are_drawn_as_asked(page: Page) -> None:
     assert "nearest to their limits" not in file.read_text()
 
 
+@proof
 def test_without_self_containment_plots_are_files(page: Page) -> None:
     file = page(whole=False)
     extras = row(file, "bad")["extras"]

@@ -19,7 +19,9 @@ from tests.baselines.building import rewrite
 from tests.gate.benches import LLAMA
 from tests.plugin.conftest import Run
 from tests.plugin.projects import SITE, accepted, add, files, header, page, records, tightened
-from tests.shares import proof, share
+from tests.shares import proof, share, slow_file
+
+pytestmark = slow_file
 
 CUDA = "cuda-sm_90-deadbeef"
 FILE = f"{LLAMA}/{accepted_file('int8', 'cuda')}"
@@ -94,6 +96,7 @@ def test_values_of_the_first_device_hold_with_the_limit_for_another_kind(
     assert {*files(project)} == {*before}
 
 
+@proof
 def test_an_update_adds_a_file_and_leaves_the_first_one(
     project: Path, gates: Run, on: On, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.plugin.projects import begin
-from tests.shares import proof
+from tests.shares import proof, share
 
 MODELS = '''
 import copy
@@ -270,6 +270,7 @@ LEFT: dict[str, tuple[dict[str, int], list[str]]] = {
 }  # fmt: skip
 
 
+@share(3)
 @pytest.mark.parametrize("model", LEFT)
 def test_what_a_model_has_nothing_for_is_deselected(ran: Ran, model: str) -> None:
     left, expected = LEFT[model]
@@ -405,6 +406,7 @@ def test_nothing_is_missing_from_such_a_run(
     assert house.joinpath("baselines", "own").is_dir()
 
 
+@proof
 def test_what_was_accepted_once_is_left_out(
     ran: Ran, house: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

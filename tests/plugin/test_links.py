@@ -8,6 +8,9 @@ import pytest
 
 from tests.plugin.conftest import Run
 from tests.plugin.projects import SITE, header, tightened
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 NAME = f"{SITE.replace(':', '.')}.int8"
 
@@ -30,6 +33,7 @@ def lost(folder: Path) -> list[str]:
     return [name for name, p in paths if not p.exists() or p.read_text() != "precious"]
 
 
+@share(3)
 @pytest.mark.parametrize("is_red", [False, True], ids=["green", "red"])
 @pytest.mark.parametrize("name", ["qgate-out", "qgate-out/repro", f"qgate-out/repro/{NAME}"])
 def test_nothing_is_removed_through_a_link(
@@ -49,6 +53,7 @@ def test_nothing_is_removed_through_a_link(
     assert header(project)["exit"] == int(is_red)
 
 
+@always
 def test_what_an_earlier_run_left_is_removed_and_nothing_else(project: Path, suites: Run) -> None:
     tightened(project)
     repro = project / "qgate-out" / "repro"
@@ -65,6 +70,7 @@ def test_what_an_earlier_run_left_is_removed_and_nothing_else(project: Path, sui
     assert [*(project / "suites").iterdir()]
 
 
+@proof
 def test_a_value_of_an_earlier_failure_behind_a_link_is_an_error(
     project: Path, precious: Path, suites: Run
 ) -> None:
@@ -82,6 +88,7 @@ def test_a_value_of_an_earlier_failure_behind_a_link_is_an_error(
     result.stdout.fnmatch_lines([f"ERROR: a candidate of an earlier run is still there: {message}"])
 
 
+@share(3)
 @pytest.mark.parametrize("kind", ["a file", "a link to a file", "a link to nothing"])
 def test_results_that_have_no_folder_are_an_error(
     kind: str, project: Path, precious: Path, suites: Run

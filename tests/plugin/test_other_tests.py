@@ -10,7 +10,9 @@ import pytest
 from qgate.cli import main
 from tests.plugin.conftest import Run, run_alone
 from tests.plugin.projects import header, page, records
-from tests.shares import share
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 PLAIN = """
 import pytest
@@ -40,6 +42,7 @@ def test_strict(gate, mode, layer): gate.layer(mode, layer)
 """
 
 
+@share(2)
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
 def test_a_test_that_is_no_gate_makes_the_run_red(
     project: Path,
@@ -118,6 +121,7 @@ def test_a_file_that_cannot_be_collected_is_told(project: Path, suites: Run) -> 
     assert "1 other test failed" in page(project)
 
 
+@always
 def test_without_a_gate_nothing_is_written(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(): assert False")
     result = run_alone(pytester)
@@ -126,7 +130,7 @@ def test_without_a_gate_nothing_is_written(pytester: pytest.Pytester) -> None:
     assert not (pytester.path / "qgate-out").exists()
 
 
-@share(4)
+@proof
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
 def test_what_to_type_is_the_same_everywhere(
     project: Path, suites: Run, workers: list[str]

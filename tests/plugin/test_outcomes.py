@@ -100,6 +100,7 @@ def test_the_first_line_of_a_failure_and_what_to_do(
     assert gist(project) == serial, "the same verdicts and records, however they are distributed"
 
 
+@proof
 def test_an_update_says_what_it_would_write_and_then_writes_it(project: Path, suites: Run) -> None:
     old = tightened(project)
     before = files(project)

@@ -122,6 +122,7 @@ def test_a_partial_run_is_green_elsewhere_and_where_it_is_allowed(
     result.stdout.fnmatch_lines([sentence])
 
 
+@proof
 def test_a_gate_that_fails_as_expected_is_not_held(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +228,7 @@ def shards(project: Path, suites: Run, target: Path, *options: str) -> list[str]
     return [str(target / f"part{number}") for number in (1, 2)]
 
 
+@proof
 def test_shards_are_judged_together(
     project: Path, suites: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -246,6 +248,7 @@ def test_shards_are_judged_together(
     assert "of a missing shard: shard 1 of 2" in capsys.readouterr().out
 
 
+@share(2)
 @pytest.mark.parametrize("allowed", [False, True])
 def test_gates_that_shards_skip_are_in_the_whole(
     project: Path, suites: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -62,6 +62,7 @@ def test_stale_accepted_errors_are_an_error_before_anything_is_measured(
     assert json.loads((project / "qgate-out" / "results.jsonl").read_text())["kind"] == "header"
 
 
+@proof
 def test_a_line_edited_by_hand_is_an_error_with_the_command_that_measures_it_again(
     project: Path, suites: Run
 ) -> None:
@@ -207,6 +208,7 @@ def test_an_update_of_two_workers_is_written_in_one_step(project: Path, suites: 
     assert not list((project / "baselines").rglob("*.lock"))
 
 
+@proof
 def test_unused_accepted_errors_are_told_on_complete_runs(project: Path, suites: Run) -> None:
     gone = Key("layer_outputs", SITE.replace("layers.1.", "layers.7."), "local", "relative_mse")
     rewrite(accepted(project), lambda errors: replace(errors, values=errors.values | {gone: 1.0}))
@@ -240,7 +242,7 @@ def test_reruns_keep_the_last_attempt(project: Path, suites: Run) -> None:
     assert len({(row["node"], row["site"], row["scope"]) for row in rows}) == len(rows)
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize(
     "options",
     [("-W", "error"), ("-p", "no:html"), ("-p", "no:xdist"), ("-p", "no:terminal"), ("-s",),

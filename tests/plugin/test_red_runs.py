@@ -9,6 +9,9 @@ import pytest
 from qgate.cli import main
 from tests.plugin.projects import accepted, begin
 from tests.plugin.test_failure_page import MODEL
+from tests.shares import always, proof, slow_file
+
+pytestmark = slow_file
 
 LAYER = "test_layer_outputs[net.py:build-ours-layers.0]"
 OUTPUTS = "test_outputs[net.py:build-ours]"
@@ -66,6 +69,7 @@ def test_a_cause_is_told_first_and_what_follows_in_two_lines(
     assert "  report in qgate-out/report.html" in end
 
 
+@proof
 def test_all_of_a_red_run_is_told_where_it_is_asked_for(
     net: Callable[..., pytest.RunResult],
 ) -> None:
@@ -76,6 +80,7 @@ def test_all_of_a_red_run_is_told_where_it_is_asked_for(
     result.stdout.fnmatch_lines(["2 of 2 gates failed; comparisons: *", "compared in ours: *"])
 
 
+@proof
 def test_nothing_of_a_mode_is_accepted_beside_what_no_update_can_accept(
     pytester: pytest.Pytester, net: Callable[..., pytest.RunResult],
     capsys: pytest.CaptureFixture[str],
@@ -96,6 +101,7 @@ def test_nothing_of_a_mode_is_accepted_beside_what_no_update_can_accept(
     assert file.read_bytes() == before
 
 
+@proof
 def test_another_mode_is_accepted_beside_a_broken_one(
     pytester: pytest.Pytester, net: Callable[..., pytest.RunResult]
 ) -> None:
@@ -107,6 +113,7 @@ def test_another_mode_is_accepted_beside_a_broken_one(
     assert files[1].read_bytes() != mine
 
 
+@always
 def test_what_lacks_accepted_errors_is_told_once(
     pytester: pytest.Pytester, net: Callable[..., pytest.RunResult]
 ) -> None:
@@ -123,6 +130,7 @@ def test_what_lacks_accepted_errors_is_told_once(
     assert sum(line.startswith("FAILED ") for line in result.stdout.lines) == 4
 
 
+@proof
 def test_a_run_that_stops_at_the_first_failure_stops_at_its_cause(
     pytester: pytest.Pytester, net: Callable[..., pytest.RunResult]
 ) -> None:

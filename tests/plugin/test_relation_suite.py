@@ -10,8 +10,9 @@ import pytest
 
 from qgate.relations import compute
 from tests.plugin.projects import begin
+from tests.shares import always, slow_file
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
+pytestmark = [slow_file, pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")]
 Gates = Callable[..., pytest.RunResult]
 MODEL = """
 import torch
@@ -91,6 +92,7 @@ def test_a_failure_names_relation_site_and_rows(gates: Gates) -> None:
     result.stdout.no_fnmatch_line("*baseline  *")
 
 
+@always
 def test_it_needs_no_baseline_and_writes_none(
     gates: Gates, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from qgate.project.options import OPTIONS
 from qgate.results.pictures import PLOTS
 from tests.plugin.conftest import Run
 from tests.plugin.projects import header, page, records
-from tests.shares import proof
+from tests.shares import proof, share
 
 
 def drawn(project: Path) -> list[list[str]]:
@@ -39,6 +39,7 @@ def test_a_run_leaves_a_page_and_names_it(project: Path, suites: Run) -> None:
     assert [kind for kind in kinds if kind] == [["errors"]], "one gate has tensors, one row of it"
 
 
+@share(4)
 @pytest.mark.parametrize("choice", PLOTS)
 def test_pictures_are_of_what_may_be_drawn(project: Path, suites: Run, choice: str) -> None:
     result = suites("--layers", "first", "--plots", choice)
@@ -59,6 +60,7 @@ def test_without_pictures_nothing_is_computed_for_them(
     assert suites("--layers", "first", "--plots", "none").ret == pytest.ExitCode.OK
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("text", "options"),
     [
@@ -151,6 +153,7 @@ def test_an_update_is_in_the_header(project: Path, suites: Run) -> None:
     assert str(project) not in json.dumps({**header(project), "command": []})
 
 
+@proof
 def test_two_workers_leave_one_page(project: Path, suites: Run) -> None:
     result = suites("--layers", "first", "-n", "2", alone=True)
     assert result.ret == pytest.ExitCode.OK

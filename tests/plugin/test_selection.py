@@ -14,6 +14,7 @@ from tests.plugin.projects import add
 from tests.shares import proof
 
 
+@proof
 @pytest.mark.parametrize("wanted", ["2-1", "2-[12]"])
 def test_a_mode_that_does_not_fit_one_of_the_models_is_deselected(suites: Run, wanted: str) -> None:
     result = suites("--model", "tiny-llama", "--model", "tiny-mamba", "--mode", wanted, "-k", "2-1")
@@ -85,6 +86,7 @@ def test_an_update_is_refused_in_ci(
     assert project.joinpath("baselines").is_dir()
 
 
+@proof
 def test_short_names_that_a_conftest_owns_are_left_to_it(
     pytester: pytest.Pytester, project: Path, suites: Run
 ) -> None:

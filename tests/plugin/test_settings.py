@@ -8,6 +8,7 @@ import pytest
 
 from tests.plugin.conftest import Run, run_alone
 from tests.plugin.projects import header, records
+from tests.shares import proof
 
 OPTIONS = """model = "tiny-llama"
 mode = ["int8"]
@@ -84,6 +85,7 @@ def test_options_and_limits_may_stand_in_two_files(
     assert [limit["budget_db"] for limit in header(project)["limits"]] == [0.25]
 
 
+@proof
 def test_gates_of_another_project_are_not_run_under_these_settings(
     pytester: pytest.Pytester, project: Path
 ) -> None:

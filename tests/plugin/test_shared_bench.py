@@ -12,7 +12,9 @@ from qgate.modes import Mode
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import LLAMA, SHORT, mode_of
 from tests.plugin.shared_bench import SharedBench
-from tests.shares import proof, share
+from tests.shares import always, proof, slow_file
+
+pytestmark = slow_file
 
 SETUP = ModelSetup(LLAMA, sampling=SHORT)
 
@@ -40,7 +42,7 @@ def test_a_second_bench_measures_nothing_and_has_the_same_rows(
     assert {*SharedBench(SETUP).ran()} == set()
 
 
-@share(4)
+@proof
 @pytest.mark.parametrize(
     "setup",
     [
@@ -57,6 +59,7 @@ def test_what_differs_is_measured_anew(setup: ModelSetup, monkeypatch: pytest.Mo
         SharedBench(setup).measure(mode)
 
 
+@always
 def test_a_test_that_refuses_to_load_a_model_is_not_given_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

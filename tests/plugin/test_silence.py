@@ -12,7 +12,7 @@ from qgate.cli import main
 from qgate.results import Tally
 from tests.plugin.conftest import Run
 from tests.plugin.projects import SITE, accepted, add, files, page, records, tightened
-from tests.shares import proof
+from tests.shares import proof, share
 
 OWN = "import pytest\nfrom qgate.gate import Measured\n"
 
@@ -118,6 +118,7 @@ WITHOUT_VERDICT = {
 }
 
 
+@share(4)
 @pytest.mark.parametrize(("text", "words"), WITHOUT_VERDICT.values(), ids=WITHOUT_VERDICT)
 def test_a_gate_without_a_verdict_is_an_error(
     project: Path, suites: Run, text: str, words: str
@@ -130,6 +131,7 @@ def test_a_gate_without_a_verdict_is_an_error(
     assert page(project)
 
 
+@proof
 def test_measurements_of_ones_own_are_recorded_and_held(project: Path, suites: Run) -> None:
     own(
         project,
@@ -147,6 +149,7 @@ def test_measurements_of_ones_own_are_recorded_and_held(project: Path, suites: R
     result.stdout.fnmatch_lines(["kl_divergence 0.75 > 0.255 at mine.two (mode int8): 3x accepted"])
 
 
+@proof
 def test_two_tests_of_one_name_do_not_overwrite_each_other(project: Path, suites: Run) -> None:
     own(
         project,
@@ -223,6 +226,7 @@ def test_an_expected_failure_is_not_recorded_as_passed_and_proposes_nothing(
     assert not any(row["layer"] == "layers.1" for row in rows if "xfailed" not in row)
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("body", "words"),
     [

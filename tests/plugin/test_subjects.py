@@ -25,7 +25,7 @@ from tests.shares import share
 memory = stores.memory
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning"),
-    share(2, group="runs"),
+    share(4, group="runs"),
 ]
 DUMP, CHECKPOINT, ENGINES = SUBJECTS.values()
 each_subject = pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
@@ -249,6 +249,7 @@ def test_candidates_need_no_baseline(
     gates(*subject.options).assert_outcomes(passed=subject.count)
 
 
+@share(3)
 @pytest.mark.parametrize("under", ["suites", "../suites"])
 @pytest.mark.parametrize(
     ("subject", "settings"),

@@ -17,6 +17,7 @@ from qgate.project.options import Option
 from qgate.registry import Registry
 from tests.plugin.conftest import run_alone
 from tests.plugin.projects import files, page, records
+from tests.shares import proof
 
 SUITE = """def test_boards(length_gate, board):
     length_gate.board(board)
@@ -83,6 +84,7 @@ def test_a_kind_of_one_file_is_judged_accepted_and_shown(
     one.assert_outcomes(passed=1, deselected=1)
 
 
+@proof
 def test_the_gates_of_a_kind_are_left_out_without_its_subject(
     pytester: pytest.Pytester, workshop: Path
 ) -> None:

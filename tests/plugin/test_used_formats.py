@@ -16,6 +16,7 @@ from qgate.modes.selection import own_mode
 from tests.gate.benches import LLAMA, MAMBA
 from tests.plugin.conftest import Run
 from tests.plugin.projects import SUITES, add
+from tests.shares import proof
 
 ONE_EACH = """
 import pytest
@@ -103,6 +104,7 @@ def test_modes_of_a_project_count_by_the_names_that_formats_have(
     assert formats_of(result) == ["mxfp8_e4m3"]
 
 
+@proof
 def test_a_mode_with_an_unknown_format_leaves_the_error_to_its_gates(
     conformance: Path, suites: Run
 ) -> None:

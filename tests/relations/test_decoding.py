@@ -23,7 +23,9 @@ from qgate.relations.gate import RelationGates
 from qgate.relations.generating import generated_calls
 from qgate.testing import RelationReport
 from tests.relations.decoders import small_model
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 
 def brief(model: qgate.Model, mode: str = "int8") -> RelationReport:
@@ -48,7 +50,7 @@ FAULTS = (
 )  # fmt: skip
 
 
-@share(3)
+@share(8)
 @pytest.mark.parametrize(("fault", "site", "words"), FAULTS)
 def test_a_fault_of_decoding_is_named(fault: str, site: str, words: str) -> None:
     report = brief(small_model(fault))
@@ -58,7 +60,7 @@ def test_a_fault_of_decoding_is_named(fault: str, site: str, words: str) -> None
     assert words in first, first
 
 
-@share(4)
+@share(12)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("mode", ["int8", "bf16", "mxfp4"])
 def test_right_code_decodes_as_it_reads(seed: int, mode: str) -> None:
@@ -142,6 +144,7 @@ class Anew(torch.nn.Module):
         return self.inner(ids, cache=cache)
 
 
+@always
 def test_a_piece_behind_a_cache_is_held_beside_the_reference() -> None:
     model = small_model()
     quantized = apply(modes_of(model, "int8")[0], model)

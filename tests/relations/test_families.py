@@ -14,7 +14,9 @@ from qgate.modes.attention.core import QuantizedCache
 from qgate.testing import RelationFailure, check_relations
 from tests.models.families import STATES, model_of
 from tests.modes.test_cache_of_decoders import decoder
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 cache_utils = pytest.importorskip("transformers.cache_utils")
 BRIEF = ("chunked", "stepwise", "padded left", "warm prefix", "reused cache", "decoded")
@@ -125,6 +127,7 @@ def test_requests_in_a_cache_mode_agree(kind: str, tmp_path: Path) -> None:
     assert {*report.agreed} == {*relations}
 
 
+@always
 def test_a_cache_mode_that_forgets_the_prefill_is_red(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from qgate.modes.attention.core import Attend
 from qgate.relations import compute
 from qgate.relations.compute import ModelRelations
 from qgate.relations.noise import FloatNoise
-from tests.shares import proof
+from tests.shares import proof, share
 
 Change = Callable[[Tensor, int, int], Tensor]
 Plant = Callable[[Change], None]
@@ -96,6 +96,7 @@ def _one_token(weights: Tensor, count: int, length: int) -> Tensor:
     return moved
 
 
+@share(2)
 @pytest.mark.parametrize("fault", [_scaled, _one_token])
 def test_faults_of_weights_stay_red(
     quantized: Quantized, float_noise: FloatNoise, plant: Plant, fault: Change

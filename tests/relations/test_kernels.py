@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 import qgate
 from qgate.errors import QgateError
 from qgate.testing import RelationFailure, check_relations
+from tests.shares import share
 
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(40, 128, generator=GENERATOR)
@@ -92,6 +93,7 @@ FAULTS: tuple[tuple[Callable[..., Tensor], bool, str], ...] = (
 )
 
 
+@share(3)
 @pytest.mark.parametrize(("kernel", "bitwise", "words"), FAULTS)
 def test_a_planted_fault_is_named(kernel: Callable[..., Tensor], bitwise: bool, words: str) -> None:
     with pytest.raises(RelationFailure, match=words):
@@ -117,6 +119,7 @@ RIGHT: tuple[tuple[Callable[..., Tensor], Any, bool], ...] = (
 )
 
 
+@share(3)
 @pytest.mark.parametrize(("kernel", "fmt", "bitwise"), RIGHT)
 def test_right_kernels_agree(kernel: Callable[..., Tensor], fmt: Any, bitwise: bool) -> None:
     inputs = {} if fmt is None else {0: fmt, 1: fmt}

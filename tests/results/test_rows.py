@@ -36,6 +36,7 @@ def plain(value: Any) -> Any:
     return {k: plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
+@proof
 @given(RECORDS, st.integers(0, 30), st.randoms(use_true_random=False))
 def test_they_are_what_a_list_is(records: list[dict[str, Any]], held: int, random: Any) -> None:
     rows = StoredRows(records, held=held)

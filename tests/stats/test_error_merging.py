@@ -16,6 +16,7 @@ from qgate.errors import QgateError
 from qgate.stats import ErrorSums
 from qgate.stats._portion import ELEMENTS
 from qgate.stats.error_stats import ErrorStats, errors
+from tests.shares import proof
 from tests.stats.exact import agree, exact_metrics
 
 INF, NAN = math.inf, math.nan
@@ -55,6 +56,7 @@ def both(one: ErrorStats, other: ErrorStats) -> None:
     assert one.finite == other.finite
 
 
+@proof
 @given(pairs(), pairs())
 def test_the_order_of_two_does_not_matter_in_the_last_bit(
     one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]

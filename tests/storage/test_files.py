@@ -24,6 +24,7 @@ from qgate.storage.files import (
 )
 from qgate.storage.folders import FileRanges, LocalFolder
 from tests.baselines.faults import ended, in_child, started
+from tests.shares import share
 
 
 def names(folder: Path) -> list[str]:
@@ -212,6 +213,7 @@ def test_a_neighbor_folder_where_there_is_no_parent_is_an_error(tmp_path: Path) 
         pass
 
 
+@share(2)
 @pytest.mark.parametrize("in_a_cycle", [False, True])
 def test_a_file_that_is_read_in_ranges_is_closed_with_its_reader(
     in_a_cycle: bool, tmp_path: Path

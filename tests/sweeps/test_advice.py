@@ -209,6 +209,7 @@ def test_of_equal_levels_the_one_nearest_the_usual_scale_is_advised(name: str) -
     assert ties > 0
 
 
+@share(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_hif8_is_advised_where_its_values_are_dense(seed: int) -> None:
     """An outlier channel and a heavy tail: 13 dB were lost at the end of the range."""

@@ -18,7 +18,7 @@ import pytest
 from qgate.charts import sheet as _sheet
 from qgate.sweeps import plots
 from qgate.sweeps import texts as sweep_text
-from tests.shares import share
+from tests.shares import proof, share
 from tests.sweeps.sweep_records import (
     BLOCKS,
     TENSORS,
@@ -418,6 +418,7 @@ def test_a_picture_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
 
+@proof
 def test_text_and_pictures_need_no_torch(tmp_path: Path) -> None:
     (tmp_path / "record.json").write_text(json.dumps(tensor_record(activation(), levels=3)))
     (tmp_path / "block.json").write_text(json.dumps(block_record(activation())))

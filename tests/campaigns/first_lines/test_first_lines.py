@@ -40,7 +40,7 @@ def test_a_fault_is_red_and_named(fault: Fault, bits: Bits, tmp_path: Path) -> N
     assert is_named(fault, line) or key in {*GREEN, *UNNAMED}, line
 
 
-@share(5)
+@share(12)
 @pytest.mark.parametrize("bits", MODES)
 @pytest.mark.parametrize("model", ["decoder", "mamba", "mixture", "unet", "encoder"])
 def test_a_model_without_a_fault_is_green(model: str, bits: Bits, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ FOUND = (
 )
 
 
+@share(4)
 @pytest.mark.parametrize(("name", "choices"), FOUND)
 def test_what_was_found_stays_mended(
     name: str, choices: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

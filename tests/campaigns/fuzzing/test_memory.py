@@ -24,7 +24,9 @@ from tests.campaigns.fuzzing.table import TARGETS
 from tests.campaigns.fuzzing.target import warmed
 from tests.dumps.making import write
 from tests.page.gate_records import write_results
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 MB = 1 << 20
 ROOM = 32 * MB
@@ -116,6 +118,7 @@ def test_a_reader_takes_twice_the_file_at_most(
     assert outcome == Outcome()
 
 
+@always
 def test_a_reader_that_takes_more_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t"
     path.write_bytes(bytes(48 * MB))

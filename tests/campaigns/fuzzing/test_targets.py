@@ -12,6 +12,7 @@ import pytest
 
 from tests.campaigns.fuzzing.table import NOT_READERS, TARGETS, readers
 from tests.campaigns.fuzzing.target import run_files, seeds_of
+from tests.shares import share
 
 PACKAGE = Path(__file__).parents[3] / "qgate"
 
@@ -36,6 +37,7 @@ def test_a_reader_that_nobody_knows_is_seen(tmp_path: Path) -> None:
     assert readers(package) == {"qgate.dumps.more:new", "qgate.dumps.more:deep"}
 
 
+@share(4)
 @pytest.mark.parametrize("name", TARGETS)
 def test_good_files_are_read_by_the_readers_that_are_named(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

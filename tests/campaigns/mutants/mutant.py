@@ -23,6 +23,7 @@ from tests.campaigns.mutants.bed import (
 )
 
 LLAMA, MAMBA = "tiny-llama", "tiny-mamba"
+_QUICK = (ACTIVATIONS, CHECKPOINT, DUMP, ENGINES, FORMATS)
 Sow = Callable[[Bed], None]
 
 
@@ -40,6 +41,11 @@ class Mutant:
     first: str = ""
     survives: str = ""
     unrecorded: bool = False
+
+    @property
+    def subject(self) -> str:
+        """Return what the gate is about: models are one kind, whose mutants take seconds."""
+        return self.model if self.model in _QUICK else "model"
 
 
 def llama(name: str, mode: str, sow: Sow, source: str = "", **more: Any) -> Mutant:

@@ -18,7 +18,9 @@ from qgate.models import Model
 from qgate.models.llama import Attention, LlamaNorm
 from tests.campaigns.mutants.bed import Bed, Healthy, examine
 from tests.campaigns.mutants.mutant import LLAMA
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 UP = "model.layers.2.mlp.up_proj"
 Change = Callable[[Tensor], Tensor]
@@ -151,7 +153,7 @@ REWRITES = [
 Rewrite = Callable[[Bed, Change], None]
 
 
-@share(40)
+@share(50, group="rewrites")
 @pytest.mark.parametrize("change", [as_it_is, without_the_last, slightly_less])
 @pytest.mark.parametrize(("rewrite", "mode", "suite"), REWRITES)
 def test_a_harmless_rewrite_is_green_and_a_defect_in_it_is_red(
@@ -179,7 +181,7 @@ WRONG_ATTENTIONS = {
 }
 
 
-@share(24)
+@share(50, group="rewrites")
 @pytest.mark.parametrize("mode", ["bf16", "fp16"])
 @pytest.mark.parametrize("wrong", WRONG_ATTENTIONS)
 def test_attention_of_another_arithmetic_leaves_no_room_for_a_defect(
@@ -191,7 +193,7 @@ def test_attention_of_another_arithmetic_leaves_no_room_for_a_defect(
     assert examine(session, mode, "layer_outputs").texts
 
 
-@share(4)
+@share(50, group="rewrites")
 def test_attention_of_a_quantized_model_in_16_bits_may_round_more(healthy: Healthy) -> None:
     def quantized(model: Model) -> nn.Module:
         network: nn.Module = copy.deepcopy(model.module)

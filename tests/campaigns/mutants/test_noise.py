@@ -21,7 +21,7 @@ from qgate.metrics.grades import grade_of
 from qgate.models.llama import Llama, LlamaConfig
 from qgate.modes.setups import ModelSetup
 from tests.campaigns.mutants.bed import SAMPLING, all_layers, examine, mode_of
-from tests.shares import proof
+from tests.shares import proof, share
 
 NOISY = "model.layers.3.mlp.up_proj.weight"
 GRADES = ("excellent", "good", "fair", "poor")
@@ -74,6 +74,7 @@ def test_a_copy_of_the_model_passes(recorded: Path) -> None:
     assert examine(session(recorded), "mine", "layer_outputs").texts == ""
 
 
+@share(2)
 @pytest.mark.parametrize("share", [0.05, 0.001])
 def test_noise_on_one_weight_is_named_at_that_layer(recorded: Path, share: float) -> None:
     found = examine(session(recorded, with_noise(share)), "mine", "layer_outputs")

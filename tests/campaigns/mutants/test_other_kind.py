@@ -16,7 +16,9 @@ from tests.baselines.building import rewrite
 from tests.campaigns.mutants.bed import Bed, Healthy, examine, gates_of
 from tests.campaigns.mutants.mutant import LLAMA, MAMBA, Mutant
 from tests.campaigns.mutants.test_planted import MUTANTS
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 CUDA = "cuda-sm_90-deadbeef"
 CASES = [
@@ -43,7 +45,7 @@ def elsewhere(healthy: Healthy, tmp_path: Path) -> Elsewhere:
     return record
 
 
-@share(120)
+@share(320, group="another kind")
 @pytest.mark.parametrize("mutant", CASES)
 def test_mutant_turns_the_gate_red_under_the_limits_for_another_kind(
     mutant: Mutant, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
@@ -54,7 +56,7 @@ def test_mutant_turns_the_gate_red_under_the_limits_for_another_kind(
     assert examine(session, mutant.mode, mutant.suite).texts, f"{mutant.name} survives"
 
 
-@share(8)
+@share(320, group="another kind")
 @pytest.mark.parametrize(
     ("mode", "suite"),
     [("int8", "layer_outputs"), ("fp16", "gradients"), ("int8", "task"), ("int8", "outputs")],

@@ -14,7 +14,9 @@ from qgate.cli import _receipts, main
 from tests.campaigns.forked import ran
 from tests.campaigns.silencing.ways import COMPLETE, KERNEL, WAYS, Files, Outcome
 from tests.cli.base_repository import begin, forked, write
-from tests.shares import share
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 THREATS = Path(__file__).parents[3] / "docs" / "threats.md"
 MOST_GREEN = {"plain": 8, "from_base": 1}
@@ -62,20 +64,21 @@ def outcome(status: int) -> Outcome:
     return "green" if status == 0 else "red"
 
 
-@share(16)
+@share(32)
 @pytest.mark.parametrize("name", WAYS)
 def test_a_plain_run_sees_it(base: Path, pull_request: Path, name: str) -> None:
     write(base, pull_request, WAYS[name].files)
     assert outcome(plain_status(pull_request)) == WAYS[name].plain
 
 
-@share(24)
+@share(48)
 @pytest.mark.parametrize("name", WAYS)
 def test_gates_of_the_base_see_it(base: Path, pull_request: Path, name: str) -> None:
     write(base, pull_request, WAYS[name].files)
     assert outcome(from_base_status(pull_request)) == WAYS[name].from_base
 
 
+@proof
 @pytest.mark.parametrize(("files", "expected"), [({}, "red"), ({"kernel.py": None}, "green")])
 def test_without_a_way_the_kernel_decides(
     base: Path, pull_request: Path, files: Files, expected: Outcome
@@ -94,6 +97,7 @@ def test_every_green_way_is_told() -> None:
     assert f"{len(WAYS)} ways" in text
 
 
+@always
 @pytest.mark.parametrize("words", [["--collect-only"], ["--help"], ["suites", "--setup-plan"]])
 def test_a_command_that_runs_nothing_needs_no_receipt(tmp_path: Path, words: list[str]) -> None:
     assert _receipts.settled_status(0, tmp_path / "none", words) == 0

@@ -22,7 +22,9 @@ from tests.kernel_checks.real.page import (
 )
 from tests.kernel_checks.real.random_kernels import random_fault
 from tests.kernel_checks.real.verdicts import Selection, Verdict, is_named, judge_room, titles_of
-from tests.shares import every_case, share
+from tests.shares import always, every_case, proof, share, slow_file
+
+pytestmark = slow_file
 
 pytest.importorskip("triton", reason="there is no triton for this platform")
 
@@ -32,7 +34,7 @@ def stored() -> dict[str, Verdict]:
     return {verdict.title: verdict for verdict in read_verdicts(VERDICTS)}
 
 
-@share(16)
+@proof
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.module)
 def test_a_run_repeats_the_stored_verdicts(
     room: Room, stored: dict[str, Verdict], request: pytest.FixtureRequest
@@ -81,6 +83,7 @@ def test_advice_to_declare_other_sums_names_no_fault() -> None:
     assert not is_named("rounding", "kernel is wrong: errors look like rounding: sums in bfloat16")
 
 
+@always
 def test_verdicts_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_verdicts(tmp_path / "none.jsonl") == []
     write_verdicts(tmp_path / "some.jsonl", [GREEN])

@@ -18,11 +18,8 @@ from torchao.quantization import (
     quantize_,
 )
 from torchao.quantization.quant_primitives import (
-    _choose_qparams_affine,
     _choose_scale_float8,
-    _dequantize_affine,
     _dequantize_affine_float8,
-    _quantize_affine,
     _quantize_affine_float8,
 )
 
@@ -38,6 +35,7 @@ from tests.kernel_checks.real.kernel import (
     with_argument,
 )  # fmt: skip
 from tests.kernel_checks.real.torch_attention import int8_rows
+from tests.kernel_checks.right_kernels import torchao_int8
 
 INT8 = qgate.Quantizer("int8", granularity="channel", axis=0)
 E4M3 = qgate.Quantizer("fp8_e4m3", granularity="channel", axis=0)
@@ -102,15 +100,6 @@ def _mx(x: Tensor, fmt: torch.dtype = torch.float8_e4m3fn, block: int = 32) -> T
         return x.float()
     scale, codes = to_mx(x.contiguous(), fmt, block)
     return to_dtype(codes, scale, fmt, block, torch.float32)
-
-
-def _int8_rows_of_torchao(x: Tensor) -> Tensor:
-    if not x.numel():
-        return x.float()
-    block = [1] * (x.dim() - 1) + [x.shape[-1]]
-    scale, zero = _choose_qparams_affine(x.float(), "SYMMETRIC", block, torch.int8, eps=1e-12)
-    codes = _quantize_affine(x.float(), block, scale, zero, torch.int8)
-    return _dequantize_affine(codes, block, scale, zero, torch.int8)
 
 
 def _fp8_rows_of_torchao(x: Tensor) -> Tensor:
@@ -183,7 +172,7 @@ KERNELS = [
     RealKernel("MXFP8 product, fp32", "torchao", lambda x, w: linear(_mx(x), _mx(w)), (X.float(), W.float()), linear, {0: "mxfp8", 1: "mxfp8"}, faults=(
         Fault("weights in blocks of 64", lambda x, w: linear(_mx(x), _mx(w, block=64) if w.shape[-1] % 64 == 0 else _mx(w)), r"argument 1.*(64|block)"),
     )),
-    RealKernel("int8 cast by row", "torchao", _int8_rows_of_torchao, (X,), lambda x: x, options={"output": INT8}, faults=(
-        Fault("unsigned range", lambda x: _int8_rows_of_torchao(x.abs()), ""),
+    RealKernel("int8 cast by row", "torchao", torchao_int8, (X,), lambda x: x, options={"output": INT8}, faults=(
+        Fault("unsigned range", lambda x: torchao_int8(x.abs()), ""),
     )),
 ]  # fmt: skip
