@@ -65,7 +65,7 @@ def record_rows(
     return rows + [
         {**about, "layer": where, "order": check.order, "site": check.site, "scope": check.scope}
         | {**nothing, "checks": [check.to_dict()], "passed": False, "finding": finding(check)}
-        for check in verdict.checks
+        for check in failed
         if check.limit.is_absent
     ]
 

@@ -138,7 +138,7 @@ def slightly_less(x: Tensor) -> Tensor:
 
 REWRITES = [
     (in_inference_mode, "int8", "layer_outputs"),
-    (in_inference_mode, "bf16", "outputs"),
+    (in_inference_mode, "bf16", "layer_outputs"),
     (on_flat_tensors, "int8", "layer_outputs"),
     (on_flat_tensors, "mxfp4", "gradients"),
     (with_rows_in_another_order, "w4", "layer_outputs"),
