@@ -42,7 +42,7 @@ def int8_linear(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 
 
 def check_int8_linear() -> Checked:
-    options = {"inputs": {0: ROW_INT8, 1: ROW_INT8}}
+    options = {"inputs": {0: ROW_INT8, 1: ROW_INT8}, "convention": "scale amax/127"}
     return (normal(40, 160), normal(72, 160), normal(72)), functional.linear, options
 
 
@@ -142,7 +142,7 @@ def check_rms_int8() -> Checked:
         return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * w
 
     given = normal(33, 96), normal(33, 96), 1 + normal(96, scale=0.1)
-    return given, like, {"output": ROW_INT8}
+    return given, like, {"output": ROW_INT8, "convention": "scale amax/127"}
 
 
 def paged(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
