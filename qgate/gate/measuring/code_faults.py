@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,12 +18,16 @@ from qgate.expected.distances import relative_error
 from qgate.gate.measuring.call_arguments import CallArguments, anew, arguments_of
 from qgate.gate.measuring.segment_rows import IS_PLACE, SAYS_NOTHING
 from qgate.gate.measuring.segment_views import SegmentView, TakenTensors
+from qgate.hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
 from qgate.kernel_checks.explained import CodeCall, floating_state
 from qgate.models import Model, Site
+from qgate.models.model import first_tensor
 from qgate.models.rows import cut_sample, fullest_row, map_tensors
 
 Parameters = Mapping[str, Tensor]
+_MOST_BYTES = 2**28
+"""Bytes of a model that is run as a whole, to see what it does behind its last layer."""
 FEW_TOKENS = 24
 """Tokens of the sample that code is run with."""
 _ROUNDINGS = 16.0
@@ -39,17 +45,19 @@ class CodeBetween:
     """A block of a model, run from given tensors at some sites up to one site.
 
     root     the whole model, whose sites these are
-    block    name of the block
+    block    name of the block, empty for the model
     call     the arguments of the block in one pass
     sources  sites whose tensors are given
-    end      the site whose tensor is returned
+    end      the site whose tensor is returned; None for what the model returns first
+    skipped  what layers returned, which are not run again
     """
 
     root: nn.Module
     block: str
     call: CallArguments
     sources: Sequence[Site]
-    end: Site
+    end: Site | None
+    skipped: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, tensors: Sequence[Tensor], parameters: Parameters) -> Tensor:
         """Return the tensor that code makes at the end, before anything else changes it there."""
@@ -68,14 +76,34 @@ class CodeBetween:
         args, kwargs = map_tensors((self.call.args, self.call.kwargs), _cast_to(dtype), anew)
         module = self.root.get_submodule(self.block)
         with (
-            tap_sites(self.root, [self.end], take, first=True),
+            tap_sites(self.root, [self.end] if self.end else [], take, first=True),
             tap_sites(self.root, self.sources, give),
+            self._skipping(dtype),
         ):
             try:
-                functional_call(module, dict(parameters), args, kwargs)
+                given = dict(parameters)
+                result = functional_call(module, given, args, kwargs, tie_weights=False)
             except _Reached:
                 return reached[0]
+        if self.end is None:
+            return first_tensor(result, self.root.__class__.__name__)
         raise ValueError(f"{self.end} is not passed")
+
+    @contextmanager
+    def _skipping(self, dtype: torch.dtype) -> Iterator[None]:
+        """Let layers return what they did, as their operators are no part of the code."""
+        modules = {name: self.root.get_submodule(name) for name in self.skipped}
+        own: dict[str, Any] = {name: vars(of).get("forward") for name, of in modules.items()}
+        try:
+            for name, module in modules.items():
+                result = map_tensors(self.skipped[name], _cast_to(dtype), anew)
+                module.forward = lambda *_, result=result, **__: result
+            yield
+        finally:
+            for name, module in modules.items():
+                vars(module).pop("forward", None)
+                if own[name] is not None:
+                    module.forward = own[name]
 
     def needs(
         self, tensors: Sequence[Tensor], parameters: Parameters
@@ -109,7 +137,7 @@ class CodeBefore:
     call: CodeCall
     sources: int
     elsewhere: Mapping[str, Tensor]
-    end: Site
+    end: Site | None
 
     @torch.no_grad()
     def fault(self) -> str:
@@ -154,25 +182,36 @@ def code_before(actual: Model, base: Model, view: SegmentView, name: str) -> Cod
     """
     end = next((site for site in view.sites if site.name == name), None)
     block = _block_around(base, end) if end is not None else ""
-    if end is None or not block:
+    size = sum(tensor.nbytes for tensor in base.module.parameters())
+    is_output = name == "logits" and size <= _MOST_BYTES
+    if not (is_output or block):
         return None
     sample = cut_sample(fullest_row(base.inputs[0]), slice(0, 1), FEW_TOKENS)
-    recorder = TakenTensors(copies=True)
-    with torch.no_grad(), recorder.watch(actual.module, view.ports):
+    recorder, returned = TakenTensors(copies=True), dict[str, Any]()
+    with torch.no_grad(), ModuleHooks() as hooks, recorder.watch(actual.module, view.ports):
+        for layer in base.layers if is_output else ():
+            keep = partial(_keep_result, returned, layer)
+            hooks.add(actual.module.get_submodule(layer), None, keep)
         actual.outputs(sample)
     forwarded = view.read(recorder.tensors).forwarded
     sources = [
         site
         for site in view.sites
-        if f"{site.module}.".startswith(f"{block}.") and site.name in forwarded and site is not end
+        if _is_inside(site.module, block) and site.name in forwarded and site is not end
     ]
     call = arguments_of(actual, [block], sample)[block]
-    parameters = floating_state(base.module.get_submodule(block))
+    module = base.module.get_submodule(block)
+    parameters = floating_state(module)
+    first_names = {id(tensor): name for name, tensor in module.named_parameters()}
+    for name, tensor in module.named_parameters(remove_duplicate=False):
+        first_name = first_names[id(tensor)]  # a head may be the embedding
+        if first_name in parameters:
+            parameters[name] = parameters[first_name]
     for owner, quantized in view.weights.items():  # as the run reads them
-        if f"{owner}.".startswith(f"{block}."):
+        if _is_inside(owner, block):
             inside = f"{owner}.".removeprefix(f"{block}.")
             parameters |= {f"{inside}{key}": value for key, value in quantized.items()}
-    whole = CodeBetween(base.module, block, call, sources, end)
+    whole = CodeBetween(base.module, block, call, sources, end, returned)
     sites, names = whole.needs([forwarded[site.name][0] for site in sources], parameters)
     right = replace(whole, sources=sites)
     own = replace(right, root=actual.module)
@@ -225,14 +264,23 @@ def _block_around(base: Model, end: Site) -> str:
     return "" if any(name.startswith(f"{parent}.") for name in base.layers) else parent
 
 
-def _in_terms_of_site(words: str, end: Site, result: Tensor) -> str:
+def _keep_result(returned: dict[str, Any], layer: str, *called: Any) -> None:
+    """Keep what a hook behind a layer gets last."""
+    returned[layer] = called[-1]
+
+
+def _is_inside(module: str, block: str) -> bool:
+    return not block or f"{module}.".startswith(f"{block}.")
+
+
+def _in_terms_of_site(words: str, end: Site | None, result: Tensor) -> str:
     """Call the axes of a result what they are at a site: channels, and tokens before them.
 
     Words about the scores of attention mean theirs.
     """
     if "scores" in words:
         return words
-    axis = end.channel_axis(result) % result.dim()
+    axis = (end.channel_axis(result) if end is not None else -1) % result.dim()
     if axis != result.dim() - 1:
         places = r"\b(?:index|indices|entry|entries) ([\d, to]+?(?: of [\d,]+)?)"
         places += rf" (?:in|of) dimension {axis}\b"

@@ -5,6 +5,7 @@ Nothing of this runs for a gate that passes.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 
@@ -150,7 +151,9 @@ class SiteDiagnoses:
                 return ""
             fault = code.fault()
             if fault and mode.name not in self._reproductions:
-                self._keep(of_code(check.site, mode.name, code.call))
+                # A script that cannot be made costs no name.
+                with contextlib.suppress(QgateError, *LENGTH_REFUSALS, KernelRefusal):
+                    self._keep(of_code(check.site, mode.name, code.call))
         except (QgateError, *LENGTH_REFUSALS, KernelRefusal):
             return ""
         words = name_of(fault)

@@ -37,7 +37,10 @@ SAYS_NOTHING = r"elements are wrong, the first at|a small error in all"
 """Words of a fault that has no name."""
 IS_PLACE = r"(?:is|are) (?:wrong|zero)$"
 """How words end that say where a fault is, and not what it is."""
-IS_VAGUE = r"rows of its .* are other ones$|by a (?:factor|number) each|by the same vector"
+IS_VAGUE = (
+    r"rows of its .* are other ones$|by a (?:factor|number) each|by the same vector"
+    r"|tokens .*hold others: token"
+)
 """Words that may be said of several faults."""
 _UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
