@@ -126,7 +126,7 @@ class Graph(nn.Module):
         self.embed, self.head = nn.Linear(6, WIDTH), nn.Linear(WIDTH, 3)
         self.layers = nn.ModuleList(
             nn.ModuleDict(
-                {"message": nn.Linear(2 * WIDTH, WIDTH), "update": nn.Linear(2 * WIDTH, WIDTH)}
+                {"message": nn.Linear(2 * WIDTH, WIDTH), "merging": nn.Linear(2 * WIDTH, WIDTH)}
             )
             for _ in range(2)
         )
@@ -138,7 +138,7 @@ class Graph(nn.Module):
             layer = cast(nn.ModuleDict, entry)
             messages = F.relu(layer["message"](torch.cat([h[start], h[end]], -1)))
             sums = torch.zeros_like(h).index_add_(0, end, messages)
-            h = h + F.relu(layer["update"](torch.cat([h, sums], -1)))
+            h = h + F.relu(layer["merging"](torch.cat([h, sums], -1)))
         return cast(Tensor, self.head(h))
 
 
