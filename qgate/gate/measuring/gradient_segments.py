@@ -124,7 +124,7 @@ def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
     return {
         name: parameter
         for name, parameter in module.named_parameters()
-        if parameter.requires_grad and parameter.is_floating_point()
+        if parameter.requires_grad
     }
 
 
@@ -311,10 +311,11 @@ def _through(quantizer: Any, x: Tensor, gradient: Tensor) -> Tensor:
 def _sides(actual: Tensor | None, expected: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return both gradients; one that does not arrive is zero."""
     zeros = torch.zeros_like(like)
-    return (
-        zeros if actual is None else actual.reshape(like.shape),
-        zeros if expected is None else expected,
-    )
+    actual = zeros if actual is None else actual.reshape(like.shape)
+    expected = zeros if expected is None else expected
+    if like.is_complex():
+        return torch.view_as_real(actual), torch.view_as_real(expected)
+    return actual, expected
 
 
 @dataclass(frozen=True)
