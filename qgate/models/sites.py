@@ -144,9 +144,12 @@ def _weight_of(module: nn.Module) -> object:
 def sites_of(root: nn.Module, blocks: tuple[str, ...] = ()) -> Iterator[Site]:
     """Yield every site, in the order in which modules are registered.
 
-    Modules that only hold other modules have sites if they are `blocks`, leaves always.
+    Modules that only hold other modules have sites if they are `blocks`, leaves always. Those that
+    compute a weight have none: they run whenever that is read.
     """
     for name, module in root.named_modules():
+        if ".parametrizations." in f".{name}":
+            continue
         kind, is_block = kind_of(module), name in blocks
         if is_block and kind == "other":
             kind = "block"

@@ -185,7 +185,7 @@ class MovingAverage(nn.Module):
 
 
 class AddsInPlace(nn.Module):
-    """A residual stream that each branch is added to in place."""
+    """Branches whose results the residual stream is added to in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,8 +199,9 @@ class AddsInPlace(nn.Module):
         for number, (attention, mixing) in enumerate(
             zip(self.attentions, self.mixings, strict=True)
         ):
-            x += attention(self.norms[2 * number](x))
-            x.add_(mixing(self.norms[2 * number + 1](x)))
+            y = attention(self.norms[2 * number](x))
+            y += x
+            x = mixing(self.norms[2 * number + 1](y)).add_(y)
         return cast(Tensor, self.head(x))
 
 
