@@ -122,9 +122,7 @@ def take_gradients(segments: Segments, sample: Any) -> GradientPass:
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that take a gradient, by name."""
     return {
-        name: parameter
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
+        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
     }
 
 

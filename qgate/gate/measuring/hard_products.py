@@ -60,7 +60,9 @@ class HardProducts:
             if product is None:
                 return agreement
             bounds = Expected.around(*product)
-            wrong = bounds.outside(actual.double()) & ~_torch_spreads(related.module, actual, product)
+            wrong = bounds.outside(actual.double()) & ~_torch_spreads(
+                related.module, actual, product
+            )
             if bool(wrong.any()):
                 axis = sites["output"].channel_axis(actual)
                 about = f"is wrong for inputs {words}: {_describe(actual, bounds, wrong, axis)}"
