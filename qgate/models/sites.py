@@ -98,8 +98,8 @@ def kind_of(module: nn.Module) -> Kind:
     return "other"
 
 
-_OF_OWN_ROUNDING = 0.05
-"""Share of a product by which a layer's own code may differ, as one that quantizes does."""
+_ROUNDINGS = 16.0
+"""Roundings of its dtype by which a product of a layer's own code may differ."""
 _CONVOLUTIONS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
 )  # fmt: skip
@@ -124,8 +124,8 @@ def _multiplies_alone(module: nn.Module, weight: Tensor) -> bool:
         # Its code may count or follow what it reads.
         actual = copy.deepcopy(module).forward(x)
         plain = functional.linear(x, weight)
-        biased = functional.linear(x, weight, module.bias)
-        room = _OF_OWN_ROUNDING * plain.double().norm()
+        biased = functional.linear(x, weight, module._parameters.get("bias"))
+        room = _ROUNDINGS * torch.finfo(x.dtype).eps * plain.double().norm()
         return any(bool((actual - y).double().norm() <= room) for y in (plain, biased))
     except Exception:  # such as a layer that takes another input
         return True

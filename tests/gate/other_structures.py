@@ -18,6 +18,7 @@ from tests.gate import structures_of_texts as texts
 from tests.gate.structure_parts import WORDS
 
 TOKENS = 24
+MODES = ("int8", "mxfp4", "bf16", "fp16")
 
 
 @dataclass(frozen=True)

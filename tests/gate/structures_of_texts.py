@@ -262,7 +262,7 @@ class AdaptedLinear(nn.Linear):
 
     def __init__(self, width: int) -> None:
         super().__init__(width, width)
-        self.down = nn.Parameter(torch.randn(4, width) / 8)
+        self.down = nn.Parameter(torch.randn(4, width) / 32)
         self.up = nn.Parameter(torch.randn(width, 4) / 8)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -168,6 +168,8 @@ def code_before(actual: Model, base: Model, view: SegmentView, name: str) -> Cod
     ]
     call = arguments_of(actual, [block], sample)[block]
     parameters = floating_state(base.module.get_submodule(block))
+    if any("parametrizations." in name for name in parameters):
+        return None  # at other shapes torch's own code of such a weight ends the process
     for owner, quantized in view.weights.items():  # as the run reads them
         if f"{owner}.".startswith(f"{block}."):
             inside = f"{owner}.".removeprefix(f"{block}.")

@@ -60,9 +60,8 @@ class HardProducts:
             if product is None:
                 return agreement
             bounds = Expected.around(*product)
-            wrong = bounds.outside(actual.double()) & ~_torch_spreads(
-                related.module, actual, product
-            )
+            wrong = bounds.outside(actual.double())
+            wrong &= ~_spread_by_torch(related.module, actual, product[0])
             if bool(wrong.any()):
                 axis = sites["output"].channel_axis(actual)
                 about = f"is wrong for inputs {words}: {_describe(actual, bounds, wrong, axis)}"
@@ -111,11 +110,11 @@ def _hard_calls(arguments: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
         yield f"with {variant.name.removesuffix(' (argument 0)')}", call(variant.arguments[0])
 
 
-def _torch_spreads(module: nn.Module, actual: Tensor, product: tuple[Tensor, Tensor]) -> Tensor:
+def _spread_by_torch(module: nn.Module, actual: Tensor, exact: Tensor) -> Tensor:
     """Find NaN for Inf behind a convolution of one channel in 16 bits: torch's kernel makes it."""
     is_torch = isinstance(module, nn.modules.conv._ConvNd) and module.weight.shape[1] == 1
     is_half = actual.dtype in (torch.bfloat16, torch.float16)
-    return (actual.isnan() & product[0].isinf()) & (is_torch and is_half)
+    return (actual.isnan() & exact.isinf()) & (is_torch and is_half)
 
 
 def _product(module: nn.Module, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
