@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from qgate.errors import QgateError
 from qgate.models.mamba.scanning import Scan
 
 Kind = Literal[
@@ -148,6 +149,11 @@ def sites_of(root: nn.Module, blocks: tuple[str, ...] = ()) -> Iterator[Site]:
     compute a weight have none: they run whenever that is read.
     """
     for name, module in root.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise QgateError(
+                f"{name or 'the model'} is scripted, and torch hands over no tensors inside such a "
+                "module: give the one that it was scripted from."
+            )
         if ".parametrizations." in f".{name}":
             continue
         kind, is_block = kind_of(module), name in blocks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from qgate.hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
 from qgate.interruptions import raise_interruption, raised_by_users
 from qgate.loading import LateModule
-from qgate.models.blocks import sharing_copy
+from qgate.models.blocks import sharing_copy, whole_copy
 from qgate.models.fingerprints import WeightCache
 from qgate.models.rows import map_tensors
 from qgate.models.sites import Site, like
@@ -102,7 +101,7 @@ def in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     Computed buffers, such as the frequencies of rotary positions, stay as they are, and so do
     weights that a Hugging Face model keeps in float32.
     """
-    copied = copy.deepcopy(module)
+    copied = whole_copy(module)
     kept_names = [
         *(getattr(copied, "_keep_in_fp32_modules", None) or ()),
         *(getattr(copied, "_keep_in_fp32_modules_strict", None) or ()),

@@ -240,13 +240,13 @@ class ModelRelations:
         if differing and not wrong and is_repeat and follows_a_seed(self.model):
             wrong = differing  # the noise of sums follows no seed
         is_excused = self.excuses_reference and way.relation in _OF_PLAIN_CALLS
-        if wrong and is_excused and (others := self._wrong_in_reference(way, self.rows.whole)):
-            kept = [site for site in wrong if any_number(site) not in others]
-            if len(kept) < len(wrong):
+        if wrong and is_excused and (also := self._wrong_in_reference(way, self.rows.whole)):
+            own = [site for site in wrong if any_number(site) not in also]
+            if len(own) < len(wrong):
                 self.report.left_out[way.relation] = "the reference gives other values, too"
-            if not kept:
+            if not own:
                 return
-            wrong = kept
+            wrong = own
         if wrong:
             # Behind the first other bits of a call that nothing fed, all others follow from them.
             named = wrong[:1] if way.relation in EXACT else wrong

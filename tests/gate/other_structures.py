@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import qgate
 from tests.gate import structures_of_choices as choices
+from tests.gate import structures_of_code as code
 from tests.gate import structures_of_fields as fields
 from tests.gate import structures_of_images as images
 from tests.gate import structures_of_sets as sets
@@ -158,4 +159,19 @@ STRUCTURES = {
     "both ways": Structure(texts.BothWays, _of_lengths),
     "packed": Structure(texts.PackedTexts, _of_lengths),
     "native bfloat16": Structure(texts.NativeBfloat16, _ids),
+    "hooked weights": Structure(code.HookedWeights, _normal(8, 6)),
+    "pruned weights": Structure(code.PrunedWeights, _normal(8, 6)),
+    "tied head": Structure(code.TiedHead, _ids),
+    "whole transformer": Structure(
+        code.WholeTransformer, lambda g: {"src": _ids(g), "tgt": _ids(g, 2, 16)}
+    ),
+    "projected recurrent": Structure(code.ProjectedRecurrent, _ids),
+    "bilinear": Structure(code.Bilinear, _named(left=(8, 6), right=(8, 3))),
+    "ordinary equation": Structure(code.OrdinaryEquation, _normal(8, 6)),
+    "circular": Structure(code.Circular, _normal(2, 3, 12, 12)),
+    "rotated": Structure(code.Rotated, _ids),
+    "class token": Structure(code.ClassToken, _normal(3, 3, 16, 16)),
+    "ensemble": Structure(code.Ensemble, _normal(8, 6)),
+    "one number": Structure(code.OneNumber, _normal(8, 6)),
+    "mixed precision": Structure(code.MixedPrecision, _ids),
 }

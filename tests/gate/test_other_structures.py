@@ -31,6 +31,8 @@ from tests.shares import share
 SUITES = ("forward", "relations", "gradients")
 NO_EFFECT = {("native bfloat16", "bf16")}
 """Modes that change nothing of a model, which is red."""
+REFUSED = {("mixed precision", "bf16"), ("mixed precision", "fp16")}
+"""Modes in a dtype that a model's own code does not take: it casts to another one."""
 
 structure = functools.cache(model_of)
 
@@ -47,6 +49,9 @@ def test_a_right_model_is_green(name: str, mode: str, suite: str, tmp_path: Path
     line = first_line_of(structure(name), mode, _nothing, suite, tmp_path)
     if (name, mode) in NO_EFFECT and suite == "forward":
         assert "is not in effect" in line
+    elif (name, mode) in REFUSED and suite != "relations":
+        assert "cannot run" in line
+        assert "mixed dtype" in line
     else:
         assert line == ""
 
@@ -137,6 +142,10 @@ _FAULTS: tuple[tuple[str, str, Plant, str, str], ...] = (
     ("standardized", "a convolution is too large", after("convs.1", times(1.01)), "bf16 fp16", "forward"),
     ("speech", "a normalized weight is too large", after("positions.parametrizations.weight.0", times(1.02)), "int8 bf16", "forward"),
     ("adapted", "an adapter is lost", instead("layers.0", _without_adapter), "int8 bf16", "forward"),
+    ("fourier operator", "a gradient before a complex weight is too large", after("convs.0", _gradient), "int8 bf16", "gradients"),
+    ("pruned weights", "a pruned layer is too large", after("second", times(1.02)), "int8 bf16", "forward"),
+    ("hooked weights", "a normed layer is too large", after("second", times(1.02)), "int8 bf16", "forward"),
+    ("mixed precision", "a gradient of a norm is too large", after("norm", _gradient), "int8", "gradients"),
     ("native bfloat16", "a query is too large", after("attention.query", times(1.02)), "int8", "forward"),
 )  # fmt: skip
 FAULTS = [
@@ -153,3 +162,26 @@ FAULTS = [
 def test_a_fault_in_such_a_model_is_red(fault: Fault, mode: str, tmp_path: Path) -> None:
     model: qgate.Model = structure(fault.model)
     assert first_line_of(model, mode, fault.plant, fault.suite, tmp_path) != ""
+
+
+def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.head = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            x += self.norm(x)
+            result: Tensor = self.head(x)
+            return result
+
+    samples = [torch.randn(4, 6)]
+    model = qgate.Model(InPlace(), samples, "in place", calibration=samples)
+    line = first_line_of(model, "int8", _nothing, "gradients", tmp_path)
+    assert "writes in place into a tensor that torch needs" in line
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(6, 8), nn.ReLU()))
+    network = nn.Sequential(scripted, nn.Linear(8, 4))
+    model = qgate.Model(network, samples, "scripted", calibration=samples)
+    line = first_line_of(model, "int8", _nothing, "forward", tmp_path)
+    assert line.startswith("0 is scripted, and torch hands over no tensors")

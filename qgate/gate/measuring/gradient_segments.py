@@ -192,6 +192,8 @@ class SegmentGradients:
     def __post_init__(self) -> None:
         self.base, self.view = self.segments.base, self.segments.view
         self._sums = Segments(self.base, self.base, self.view)
+        stored = {p.dtype for p in self.segments.model.module.parameters()}
+        self._sums.least_unit = max((torch.finfo(t).eps / 2 for t in stored & {*HALVES}), default=0)
         self._factors: dict[tuple[str, bool], _Factor] = defaultdict(_Factor)
 
     @property

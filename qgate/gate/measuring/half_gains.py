@@ -97,7 +97,7 @@ def _beyond(listed: Sequence[Gain], unit: float, right: Sequence[Gain] = ()) -> 
     sizes = {gain.source: max(-most_right, min(most_right, gain.size)) for gain in right}
 
     def is_beyond(gain: Gain) -> bool:
-        most: float = max(_ROUNDINGS * unit * gain.share ** (-1 / 3), _SIGMAS * gain.noise)
+        most = max(_ROUNDINGS * unit / math.cbrt(gain.share), _SIGMAS * gain.noise)
         return abs(gain.size - sizes.get(gain.source, 0.0)) > most
 
     return [gain for gain in listed if is_beyond(gain)]

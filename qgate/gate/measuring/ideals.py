@@ -19,7 +19,6 @@ from torch import Tensor
 
 from qgate.expected.conventions import MSE, Convention, conventions
 from qgate.expected.distances import relative_error
-from qgate.expected.intermediates import HALVES
 from qgate.expected.modules import exact_product
 from qgate.expected.searched_scales import least_searched, search_scales
 from qgate.formats import Quantizer
@@ -99,7 +98,7 @@ def _linears(
     def stored(site: Site, values: Array) -> Array:
         # A model whose own tensors are in 16 bits rounds what a mode in no dtype gives it.
         own = flowing[site.name].dtype if site.name in flowing else None
-        if own not in HALVES or bias_dtype != torch.float64:
+        if own not in (torch.bfloat16, torch.float16) or bias_dtype != torch.float64:
             return values
         return torch.from_numpy(values).to(own).double().numpy()
 

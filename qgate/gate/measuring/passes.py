@@ -273,7 +273,7 @@ def errors_of_torch(
 
     It rounds a product before it adds the bias, or each tap of a convolution, for some layouts.
     """
-    found = {}
+    errors = {}
     for site in base.sites():
         x, output = flowing.get(f"{site.module}:input"), flowing.get(site.name)
         module = base.module.get_submodule(site.module)
@@ -282,5 +282,5 @@ def errors_of_torch(
         if is_output and x is not None and output is not None:
             parameters = {name: p.to(dtype) for name, p in module.named_parameters()}
             result = torch.func.functional_call(module, parameters, (x.to(dtype),))
-            found[site.name] = relative_error(result, output)
-    return found
+            errors[site.name] = relative_error(result, output)
+    return errors
