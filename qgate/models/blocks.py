@@ -78,8 +78,8 @@ def whole_copy(module: nn.Module) -> nn.Module:
 
 def _computed(module: nn.Module) -> dict[int, object]:
     """Return what modules hold beside parameters and is no leaf, by id: torch copies none of it."""
-    held = [value for of in module.modules() for value in vars(of).values()]
-    tensors = [value for value in held if isinstance(value, Tensor) and not value.is_leaf]
+    attributes = [value for of in module.modules() for value in vars(of).values()]
+    tensors = [value for value in attributes if isinstance(value, Tensor) and not value.is_leaf]
     return {id(tensor): tensor.detach().clone() for tensor in tensors}
 
 

@@ -159,8 +159,8 @@ STRUCTURES = {
     "both ways": Structure(texts.BothWays, _of_lengths),
     "packed": Structure(texts.PackedTexts, _of_lengths),
     "native bfloat16": Structure(texts.NativeBfloat16, _ids),
-    "hooked weights": Structure(code.HookedWeights, _normal(8, 6)),
-    "pruned weights": Structure(code.PrunedWeights, _normal(8, 6)),
+    "hooked weights": Structure(code.HookedWeights, _normal(40, 6)),
+    "pruned weights": Structure(code.PrunedWeights, _normal(40, 6)),
     "tied head": Structure(code.TiedHead, _ids),
     "whole transformer": Structure(
         code.WholeTransformer, lambda g: {"src": _ids(g), "tgt": _ids(g, 2, 16)}

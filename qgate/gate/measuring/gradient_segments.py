@@ -274,6 +274,7 @@ class SegmentGradients:
         self._sums.compare(site, (actual, expected, None), of_pass, real, name)
         if actual.dtype in HALVES:
             self.half = actual.dtype
+        if actual.dtype in HALVES or self._sums.least_unit:
             self._factors[name, of_pass == TRAINING].add(actual, expected)
         if name in self.errors:
             self.errors[name].longest = max(self.errors[name].longest, terms)

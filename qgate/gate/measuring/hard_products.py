@@ -77,17 +77,17 @@ class HardProducts:
         sites: dict[str, Site],
     ) -> tuple[Tensor, Tensor]:
         """Return the quantized input of a call, and its result before a quantizer of its own."""
-        taken: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
 
         def take(site: Site, tensor: Tensor) -> None:
-            taken[site.port] = tensor.detach()
+            tensors[site.port] = tensor.detach()
 
         with (
             tap_sites(self._network, [sites["input"]], take),
             tap_sites(self._network, [sites["output"]], take, first=True),
         ):
             call.repeat(related.module, arguments)
-        return taken["input"], taken["output"]
+        return tensors["input"], tensors["output"]
 
 
 def _module_of(site: str) -> str:
