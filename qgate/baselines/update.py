@@ -272,11 +272,11 @@ def _accepted(update: Update, mode: str, old: Accepted | None, kind: str) -> Acc
 
 def _check_edited(old: Accepted, replaced: Collection[Key]) -> None:
     """Refuse an update that leaves lines which were edited by hand in a file."""
-    left = sorted(old.edited - set(replaced), key=order)
-    if left:
+    edited = sorted(old.edited - set(replaced), key=order)
+    if edited:
         raise QgateError(
-            f"nothing was written: in {old.file} {len(left)} lines were edited or "
-            f"are of another file, such as that of {left[0]}, and this run did not measure them. "
+            f"nothing was written: in {old.file} {len(edited)} lines were edited or "
+            f"are of another file, such as that of {edited[0]}, and this run did not measure them. "
             f"Restore the file from version control, or measure all that mode {old.mode} accepts."
         )
 

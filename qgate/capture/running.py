@@ -300,8 +300,16 @@ def _with_gradients(
                     raise QgateError(
                         f"the loss of {model.name} takes no gradient: call requires_grad_(True)."
                     )
-                with exact_math():
-                    value.backward()
+                try:
+                    with exact_math():
+                        value.backward()
+                except RuntimeError as error:
+                    if "inplace operation" not in str(error):
+                        raise
+                    raise QgateError(
+                        f"{model.name} takes no gradients, without qgate either: its code writes "
+                        "in place into a tensor that torch needs on the way back."
+                    ) from error
         for name, site_gradients in grads.items():
             if len(site_gradients) < len(record.tensors[name]) and name not in leaves:
                 raise QgateError(f"no gradient reaches {name} of {model.name}: it depends on none.")

@@ -74,8 +74,8 @@ def shifted(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
 
 def _explains(actual: Tensor, expected: Expected, values: Tensor) -> bool:
     """Tell if values leave little of what the expected ones differ by."""
-    left = float((actual - values).square().sum())
-    return left < LEFT * float((actual - expected.values).square().sum())
+    remaining = float((actual - values).square().sum())
+    return remaining < LEFT * float((actual - expected.values).square().sum())
 
 
 def resolution(actual: Tensor) -> float:

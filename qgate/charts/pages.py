@@ -133,8 +133,8 @@ def _environment() -> Environment:
     @functools.lru_cache(10_000)
     def breaking(name: object, after: str = ".:/@") -> Markup:
         """Let a line break in a name after these characters, but not within words or numbers."""
-        place = rf"([{after}]+)(?=[^{after}])(?!(?<=\d\.)\d)"
-        return Markup(re.sub(place, r"\1<wbr>", for_html(name)))
+        break_point = rf"([{after}]+)(?=[^{after}])(?!(?<=\d\.)\d)"
+        return Markup(re.sub(break_point, r"\1<wbr>", for_html(name)))
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parents[1]),

@@ -281,12 +281,14 @@ def allow_findings(record: CheckpointRecord, policy: Policy) -> None:
     declared = policy.without_findings(SCOPE, "gates of checkpoints")
     names = {weight.name for weight in record.weights}
     by_site: dict[str, list[CheckpointFinding]] = {}
-    others: list[CheckpointFinding] = []
+    of_accounting: list[CheckpointFinding] = []
     for finding in record.findings:
         is_weight = finding.subject in names
-        (by_site.setdefault(site_of(finding.subject), []) if is_weight else others).append(finding)
+        (by_site.setdefault(site_of(finding.subject), []) if is_weight else of_accounting).append(
+            finding
+        )
     groups = [(WEIGHTS, site, members) for site, members in by_site.items()]
-    groups += [(ACCOUNTING, _folded(members).subject, members) for members in _alike(others)]
+    groups += [(ACCOUNTING, _folded(members).subject, members) for members in _alike(of_accounting)]
     for mode, site, members in groups:
         bound = declared.limits_for(site, mode, SCOPE).absolute[FINDINGS]
         if bound.holds(float(len(_alike(members)))):

@@ -74,11 +74,11 @@ class LayerMap:
     def of(cls, record: CheckpointRecord) -> LayerMap:
         """Sort weights and findings of tensors into rows and columns."""
         cells: dict[str, dict[str, MapCell]] = {}
-        known = {weight.name for weight in record.weights} | set(record.unmatched_parents)
+        subjects = {weight.name for weight in record.weights} | set(record.unmatched_parents)
         for weight in record.weights:
             _cell(cells, weight.name).weights.append(weight)
         for finding in record.findings:
-            if finding.subject in known:
+            if finding.subject in subjects:
                 _cell(cells, finding.subject).findings.append(finding)
         columns = {column for row in cells.values() for column in row}
         numbers = sorted(columns - {NO_LAYER}, key=int)

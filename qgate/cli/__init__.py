@@ -79,8 +79,8 @@ class CommandParser(argparse.ArgumentParser):
         formatter.add_text(self.description)
         listed = {choice.dest: choice for choice in verbs[0]._choices_actions}
         grouped = {name for names in GROUPS.values() for name in names}
-        others = tuple(name for name in listed if name not in grouped)
-        for title, names in {**GROUPS, "others": others}.items():
+        ungrouped = tuple(name for name in listed if name not in grouped)
+        for title, names in {**GROUPS, "others": ungrouped}.items():
             formatter.start_section(title)
             formatter.add_arguments([listed[name] for name in names if name in listed])
             formatter.end_section()

@@ -9,6 +9,7 @@ from types import MethodType
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from qgate.errors import QgateError
 from qgate.hooks.module_hooks import ModuleHooks
@@ -94,9 +95,11 @@ def _before(
                     f"site {site} was passed without a tensor: {site.module} was called with none."
                 )
             holder: Any = kwargs if isinstance(key, str) else values
-            replaced = take(site, holder[key])
+            tensor = _tensor_in(holder[key])
+            assert tensor is not None
+            replaced = take(site, tensor)
             if replaced is not None:
-                holder[key] = replaced
+                holder[key] = _exchanged(holder[key], tensor, replaced)
         return tuple(values), kwargs
 
     return hook
@@ -107,11 +110,11 @@ def _locate(
 ) -> str | int | None:
     """Return the position or keyword of a site's tensor in a call; None where there is none."""
     if site.port == "input":
-        position = next((k for k, value in enumerate(args) if isinstance(value, Tensor)), None)
+        position = next((k for k, value in enumerate(args) if _holds_tensor(value)), None)
         if position is not None:
             return position
         order = [*(name for name in parameters if name in kwargs), *kwargs]
-        keyword = next((k for k in order if isinstance(kwargs[k], Tensor)), None)
+        keyword = next((k for k in order if _holds_tensor(kwargs[k])), None)
         if keyword is not None:
             return keyword
     elif site.port in kwargs:
@@ -130,7 +133,8 @@ def _after(
                 replaced = take(site, result.state)
                 result = result if replaced is None else result._replace(state=replaced)
                 continue
-            tensor = result if isinstance(result, Tensor) else _first(result)
+            tensor = _tensor_in(result)
+            tensor = _first(result) if tensor is None else tensor
             if tensor is None and lenient:
                 continue
             if tensor is None:
@@ -150,15 +154,33 @@ def _first(result: Any) -> Tensor | None:
     values = result.values() if isinstance(result, dict) else result
     if isinstance(values, Iterable):
         for value in values:
-            if isinstance(value, Tensor):
-                return value
+            if _holds_tensor(value):
+                return _tensor_in(value)
     return None
 
 
+def _holds_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor | PackedSequence)
+
+
+def _tensor_in(value: Any) -> Tensor | None:
+    """Return a tensor, or the tokens of packed texts; None for another value."""
+    if isinstance(value, PackedSequence):
+        return value.data
+    return value if isinstance(value, Tensor) else None
+
+
+def _exchanged(value: Any, old: Tensor, new: Tensor) -> Any:
+    """Return the new tensor in place of the old one, packed as that was."""
+    if isinstance(value, PackedSequence):
+        return value._replace(data=new) if value.data is old else value
+    return new if value is old else value
+
+
 def _with_first(result: Any, old: Tensor, new: Tensor) -> Any:
-    if isinstance(result, Tensor):
-        return new
+    if _holds_tensor(result):
+        return _exchanged(result, old, new)
     if isinstance(result, dict):
-        return type(result)({k: new if value is old else value for k, value in result.items()})
-    values = [new if value is old else value for value in result]
+        return type(result)({k: _exchanged(value, old, new) for k, value in result.items()})
+    values = [_exchanged(value, old, new) for value in result]
     return type(result)(*values) if hasattr(result, "_fields") else type(result)(values)

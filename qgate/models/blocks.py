@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from itertools import groupby
 
-from torch import nn
+from torch import Tensor, nn
 
 from qgate.models.sites import kind_of
 
@@ -71,8 +71,20 @@ def _listed(module: nn.Module, name: str) -> Iterator[str]:
         yield from (f"{name}.{key}".lstrip(".") for key in children)
 
 
+def whole_copy(module: nn.Module) -> nn.Module:
+    """Copy modules; a weight that a hook computes at each call is a plain tensor in the copy."""
+    return copy.deepcopy(module, _computed(module))
+
+
+def _computed(module: nn.Module) -> dict[int, object]:
+    """Return what modules hold beside parameters and is no leaf, by id: torch copies none of it."""
+    attributes = [value for of in module.modules() for value in vars(of).values()]
+    tensors = [value for value in attributes if isinstance(value, Tensor) and not value.is_leaf]
+    return {id(tensor): tensor.detach().clone() for tensor in tensors}
+
+
 def sharing_copy(module: nn.Module) -> nn.Module:
     """Copy the modules around the same parameters and buffers."""
     shared: dict[int, object] = {id(p): p for p in module.parameters()}
     shared |= {id(b): b for b in module.buffers()}
-    return copy.deepcopy(module, shared)
+    return copy.deepcopy(module, shared | _computed(module))

@@ -22,6 +22,8 @@ def fingerprint(tensor: Tensor) -> tuple[object, ...]:
     are seen too.
     """
     flat = tensor.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
     weights = _weights(str(tensor.device))
     total = weights.new_zeros(())
     for number, part in enumerate(flat.split(len(weights))):

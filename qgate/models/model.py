@@ -92,10 +92,11 @@ class Model:
         # An exported graph is in one mode for good.
         with contextlib.suppress(NotImplementedError):
             self.module.eval()
-        self._picks_layers = not self.layers
-        self.layers = (
-            tuple(self.layers) or blocks_of(self.module, inside) or leaves_of(self.module, inside)
-        )
+        # A mode's model has the layers of what it stands for: none, if each runs several times.
+        self._picks_layers = not self.layers and self._sites is None
+        if self._picks_layers:
+            self.layers = blocks_of(self.module, inside) or leaves_of(self.module, inside)
+        self.layers = tuple(self.layers)
         self.head = tuple(self.head) if self.head is not None else head_of(self.module)
         for name in (*self.layers, *self.head):
             if name not in names:

@@ -7,13 +7,17 @@ tensors by name, those names: `layers.0.mixer.scan:u`.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from qgate.errors import QgateError
 from qgate.models.mamba.scanning import Scan
 
 Kind = Literal[
@@ -95,6 +99,8 @@ def kind_of(module: nn.Module) -> Kind:
     return "other"
 
 
+_ROUNDINGS = 16.0
+"""Roundings of its dtype by which a product of a layer's own code may differ."""
 _CONVOLUTIONS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
 )  # fmt: skip
@@ -104,6 +110,26 @@ _AFTER_SAMPLES = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponse
 def is_plain_conv(module: nn.Module) -> bool:
     """Tell if a convolution computes what torch's do, with channels before what it slides over."""
     return any(type(module).forward is kind.forward for kind in _CONVOLUTIONS)
+
+
+@torch.no_grad()
+def _multiplies_alone(module: nn.Module, weight: Tensor) -> bool:
+    """Tell if a linear layer returns a product, and adds none of its own, as an adapter does."""
+    if is_transposed_linear(module) or type(module).forward is nn.Linear.forward:
+        return True
+    if weight.is_meta:
+        return True
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, weight.shape[-1], generator=generator).to(weight)
+    try:
+        # Its code may count or follow what it reads.
+        actual = copy.deepcopy(module).forward(x)
+        plain = functional.linear(x, weight)
+        biased = functional.linear(x, weight, module._parameters.get("bias"))
+        room = _ROUNDINGS * torch.finfo(x.dtype).eps * plain.double().norm()
+        return any(bool((actual - y).double().norm() <= room) for y in (plain, biased))
+    except Exception:  # such as a layer that takes another input
+        return True
 
 
 def _has_own_weight(module: nn.Module) -> bool:
@@ -119,9 +145,17 @@ def _weight_of(module: nn.Module) -> object:
 def sites_of(root: nn.Module, blocks: tuple[str, ...] = ()) -> Iterator[Site]:
     """Yield every site, in the order in which modules are registered.
 
-    Modules that only hold other modules have sites if they are `blocks`, leaves always.
+    Modules that only hold other modules have sites if they are `blocks`, leaves always. Those that
+    compute a weight have none: they run whenever that is read.
     """
     for name, module in root.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise QgateError(
+                f"{name or 'the model'} is scripted, and torch hands over no tensors inside such a "
+                "module: give the one that it was scripted from."
+            )
+        if ".parametrizations." in f".{name}":
+            continue
         kind, is_block = kind_of(module), name in blocks
         if is_block and kind == "other":
             kind = "block"
@@ -140,7 +174,7 @@ def sites_of(root: nn.Module, blocks: tuple[str, ...] = ()) -> Iterator[Site]:
         elif kind == "linear" and isinstance(weight := _weight_of(module), Tensor):
             turned = is_transposed_linear(module)
             width = int(weight.shape[0 if turned else -1])
-            is_product = _has_own_weight(module)
+            is_product = _has_own_weight(module) and _multiplies_alone(module, weight)
             site = replace(site, width=width, transposed=turned, is_product=is_product)
         elif isinstance(module, _AFTER_SAMPLES):
             site = replace(site, channels=1)

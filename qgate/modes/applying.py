@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,9 @@ from qgate.hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
 from qgate.interruptions import raise_interruption, raised_by_users
 from qgate.loading import LateModule
-from qgate.models.blocks import sharing_copy
+from qgate.models.blocks import sharing_copy, whole_copy
 from qgate.models.fingerprints import WeightCache
+from qgate.models.rows import map_tensors
 from qgate.models.sites import Site, like
 from qgate.modes.mode import Mode
 from qgate.modes.plan import Plan
@@ -86,12 +86,11 @@ def apply(mode: Mode, model: Model, calibration: Calibration | None = None) -> Q
 def _cast_floats(dtype: torch.dtype) -> Callable[..., Any]:
     """Return a hook that casts floating-point arguments of a module to the dtype of its weights."""
 
-    def cast(value: Any) -> Any:
-        floats = isinstance(value, Tensor) and value.is_floating_point()
-        return value.to(dtype) if floats else value
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
-        return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
+        return map_tensors(args, cast), map_tensors(kwargs, cast)
 
     return hook
 
@@ -102,7 +101,7 @@ def in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     Computed buffers, such as the frequencies of rotary positions, stay as they are, and so do
     weights that a Hugging Face model keeps in float32.
     """
-    copied = copy.deepcopy(module)
+    copied = whole_copy(module)
     kept_names = [
         *(getattr(copied, "_keep_in_fp32_modules", None) or ()),
         *(getattr(copied, "_keep_in_fp32_modules_strict", None) or ()),

@@ -20,7 +20,16 @@ from qgate.relations.causes import BATCH_SCALE, explain, follows_a_seed
 from qgate.relations.flips import cores_by_site, may_be_flips, without_casts
 from qgate.relations.noise import FloatNoise, mean_energy, measure_noise, token_errors
 from qgate.relations.parts import part_results
-from qgate.relations.record import EXACT, LEFT, RELATIONS, REPEAT, Disagreement, RelationReport
+from qgate.relations.record import (
+    EXACT,
+    LEFT,
+    RELATIONS,
+    REPEAT,
+    Disagreement,
+    RelationReport,
+    any_number,
+    where,
+)  # fmt: skip
 from qgate.relations.recording import FedRun, Pass, Recording, leaf_sites, record
 from qgate.relations.restarts import (
     LARGEST,
@@ -231,9 +240,13 @@ class ModelRelations:
         if differing and not wrong and is_repeat and follows_a_seed(self.model):
             wrong = differing  # the noise of sums follows no seed
         is_excused = self.excuses_reference and way.relation in _OF_PLAIN_CALLS
-        if wrong and is_excused and not self.reference_agrees(way, self.rows.whole):
-            self.report.left_out[way.relation] = "the reference gives other values, too"
-            return
+        if wrong and is_excused and (also := self._wrong_in_reference(way, self.rows.whole)):
+            own = [site for site in wrong if any_number(site) not in also]
+            if len(own) < len(wrong):
+                self.report.left_out[way.relation] = "the reference gives other values, too"
+            if not own:
+                return
+            wrong = own
         if wrong:
             # Behind the first other bits of a call that nothing fed, all others follow from them.
             named = wrong[:1] if way.relation in EXACT else wrong
@@ -253,11 +266,15 @@ class ModelRelations:
 
     def reference_agrees(self, way: Way, whole: Pass) -> bool:
         """Tell if the model as it is gives in another way what it gives for all rows at once."""
+        return not self._wrong_in_reference(way, whole)
+
+    def _wrong_in_reference(self, way: Way, whole: Pass) -> set[str]:
+        """Return the sites at which the model as it is gives something else in another way."""
         judge = WayJudge(lambda site: self.noise.limit(site, self.rows.tokens), lambda _site: 0.0)
         sites = leaf_sites(self.base)
         recording = record(self.base, sites, whole, is_long=self.is_long)
         FedRun(self.base, sites, recording, judge).run(way.calls())
-        return not any(judge.wrong(site) for site in judge.errors)
+        return {any_number(site) for site in judge.errors if judge.wrong(site)}
 
     def _flipped(self, way: Way, wrong: Sequence[str], judge: WayJudge) -> list[str]:
         """Return sites that differ by codes of attention weights alone, which noise turned."""
@@ -365,27 +382,11 @@ class ModelRelations:
             after=before,
             wrong=wrong,
             compared=compared,
-            where=_where(places, self.rows.tokens),
+            where=where(places, self.rows.tokens),
             error=worst,
             limit=limit,
             cause=explain(self.quantized, site, way.relation, self.recording),
         )
-
-
-def _where(places: Sequence[tuple[int, int, int, int]], tokens: int) -> str:
-    """Write rows and tokens, each as a range."""
-    if not places:
-        return "whole rows"
-    rows = sorted({row for row, *_ in places})
-    words = f"row {rows[0]}" if len(rows) == 1 else f"rows {', '.join(map(str, rows))}"
-    if tokens == 1:
-        return words
-    listed = sorted({token for _, token, *_ in places})
-    first, last = listed[0], listed[-1]
-    if first == last:
-        return f"{words}, token {first}"
-    are_all = len(listed) == last - first + 1
-    return f"{words}, {'' if are_all else f'{len(listed)} of '}tokens {first} to {last}"
 
 
 def checked_relations(relations: Sequence[str] | None) -> frozenset[str]:

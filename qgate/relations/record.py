@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from qgate.charts.overviews import Overview, Overviewed
@@ -162,3 +164,24 @@ class RelationFailure(CopyableError, AssertionError):
         firsts = [report.first_of(relation) for relation in report.broken]
         lines = [f"{report.name} is wrong: {firsts[0]}", *(f"  {more}" for more in firsts[1:])]
         super().__init__(lines_for_terminal(lines))
+
+
+def where(places: Sequence[tuple[int, int, int, int]], tokens: int) -> str:
+    """Write rows and tokens, each as a range."""
+    if not places:
+        return "whole rows"
+    rows = sorted({row for row, *_ in places})
+    words = f"row {rows[0]}" if len(rows) == 1 else f"rows {', '.join(map(str, rows))}"
+    if tokens == 1:
+        return words
+    listed = sorted({token for _, token, *_ in places})
+    first, last = listed[0], listed[-1]
+    if first == last:
+        return f"{words}, token {first}"
+    are_all = len(listed) == last - first + 1
+    return f"{words}, {'' if are_all else f'{len(listed)} of '}tokens {first} to {last}"
+
+
+def any_number(site: str) -> str:
+    """Return what sites of one place in layers and experts have in common."""
+    return re.sub(r"\d+", "*", site)

@@ -92,8 +92,10 @@ def draw_losses(record: ActivationsRecord, role: str, options: ReportOptions) ->
     high = max(float(finite.max(initial=30.0)), low + 10.0)
     for panel, (axes, format_name) in enumerate(zip(all_axes, names, strict=True)):
         cells = values[format_name]
-        drawn = np.where(np.isfinite(cells), cells, np.where(np.isposinf(cells), high, np.nan))
-        image = cell_map(axes, drawn, vmin=low, vmax=high)
+        shown_values = np.where(
+            np.isfinite(cells), cells, np.where(np.isposinf(cells), high, np.nan)
+        )
+        image = cell_map(axes, shown_values, vmin=low, vmax=high)
         if len(columns) * wide <= 30:
             _write(axes, maps[format_name], low + 0.6 * (high - low))
         dress(axes, title=plain(format_name, 40), x="layer" if len(columns) > 1 else "", grid="")

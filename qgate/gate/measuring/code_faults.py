@@ -207,6 +207,8 @@ def code_before(actual: Model, base: Model, view: SegmentView, name: str) -> Cod
         first_name = first_names[id(tensor)]  # a head may be the embedding
         if first_name in parameters:
             parameters[name] = parameters[first_name]
+    if any("parametrizations." in name for name in parameters):
+        return None  # at other shapes torch's own code of such a weight ends the process
     for owner, quantized in view.weights.items():  # as the run reads them
         if _is_inside(owner, block):
             inside = f"{owner}.".removeprefix(f"{block}.")

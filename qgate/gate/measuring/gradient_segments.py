@@ -122,9 +122,7 @@ def take_gradients(segments: Segments, sample: Any) -> GradientPass:
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that take a gradient, by name."""
     return {
-        name: parameter
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad and parameter.is_floating_point()
+        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
     }
 
 
@@ -194,6 +192,8 @@ class SegmentGradients:
     def __post_init__(self) -> None:
         self.base, self.view = self.segments.base, self.segments.view
         self._sums = Segments(self.base, self.base, self.view)
+        stored = {p.dtype for p in self.segments.model.module.parameters()}
+        self._sums.least_unit = max((torch.finfo(t).eps / 2 for t in stored & {*HALVES}), default=0)
         self._factors: dict[tuple[str, bool], _Factor] = defaultdict(_Factor)
 
     @property
@@ -274,6 +274,7 @@ class SegmentGradients:
         self._sums.compare(site, (actual, expected, None), of_pass, real, name)
         if actual.dtype in HALVES:
             self.half = actual.dtype
+        if actual.dtype in HALVES or self._sums.least_unit:
             self._factors[name, of_pass == TRAINING].add(actual, expected)
         if name in self.errors:
             self.errors[name].longest = max(self.errors[name].longest, terms)
@@ -311,10 +312,11 @@ def _through(quantizer: Any, x: Tensor, gradient: Tensor) -> Tensor:
 def _sides(actual: Tensor | None, expected: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return both gradients; one that does not arrive is zero."""
     zeros = torch.zeros_like(like)
-    return (
-        zeros if actual is None else actual.reshape(like.shape),
-        zeros if expected is None else expected,
-    )
+    actual = zeros if actual is None else actual.reshape(like.shape)
+    expected = zeros if expected is None else expected
+    if like.is_complex():
+        return torch.view_as_real(actual), torch.view_as_real(expected)
+    return actual, expected
 
 
 @dataclass(frozen=True)

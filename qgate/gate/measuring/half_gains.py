@@ -19,10 +19,12 @@ from torch import Tensor
 
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.segment_probes import probes
-from qgate.gate.measuring.segment_views import Passed, TakenTensors, swapped
+from qgate.gate.measuring.segment_views import Passed, TakenTensors, swapped, view_of
 from qgate.gate.measuring.segments import Segments
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Site
+from qgate.modes.applying import apply
+from qgate.modes.formats import FORMAT_MODES
 
 _STEP = 2.0**-5
 """The relative step by which a tensor is moved to see where results go."""
@@ -30,6 +32,8 @@ _ROUNDINGS = 0.25
 """Roundings of the dtype by which a factor is off from which it is a fault, times the cube root
 of the share of a result that moves with it: right code of ten models had up to 0.1, and 0.2 where
 attention is so flat that scores move 0.0005 of it."""
+_RIGHT_ROUNDINGS = 1.0
+"""Roundings that a factor of right code has at most: 0.3 in weights that a forward norms."""
 _SIGMAS, _LEAST_ROWS = 8.0, 32
 """Times its noise that a factor is off, over at least so many rows."""
 _LEAST_SHARE = 1e-4
@@ -69,15 +73,14 @@ def with_gains(rows: Sequence[Measured], segments: Segments, sample: Any) -> lis
 
 def gain_faults(segments: Segments, sample: Any) -> dict[str, str]:
     """Return by site which tensor counts more or less than it should, in words."""
-    faults = {}
+    faults: dict[str, str] = {}
+    right: dict[str, list[Gain]] | None = None
     for site, listed in gains(segments, sample).items():
-        most = _ROUNDINGS * segments.errors[site].unit if site in segments.errors else math.inf
-        wrong = [
-            gain
-            for gain in listed
-            if abs(gain.size) > max(most * gain.share ** (-1 / 3), _SIGMAS * gain.noise)
-        ]
-        if wrong:
+        unit = segments.errors[site].unit if site in segments.errors else math.inf
+        wrong = _beyond(listed, unit)
+        if wrong and right is None:
+            right = _gains_of_torch(segments, sample)
+        if wrong := _beyond(wrong, unit, right[site] if right and site in right else ()):
             gain = max(wrong, key=lambda gain: gain.explained)
             source = gain.source.removesuffix(":input")
             name = "the block's input" if source in segments.base.layers else gain.source
@@ -86,6 +89,32 @@ def gain_faults(segments: Segments, sample: Any) -> dict[str, str]:
                 f"{1 + gain.size:.4g} times, which is no rounding"
             )
     return faults
+
+
+def _beyond(listed: Sequence[Gain], unit: float, right: Sequence[Gain] = ()) -> list[Gain]:
+    """Return factors that are neither roundings of a dtype nor those of right code in it."""
+    most_right = _RIGHT_ROUNDINGS * unit
+    sizes = {gain.source: max(-most_right, min(most_right, gain.size)) for gain in right}
+
+    def is_beyond(gain: Gain) -> bool:
+        most = max(_ROUNDINGS * unit / math.cbrt(gain.share), _SIGMAS * gain.noise)
+        return abs(gain.size - sizes.get(gain.source, 0.0)) > most
+
+    return [gain for gain in listed if is_beyond(gain)]
+
+
+def _gains_of_torch(segments: Segments, sample: Any) -> dict[str, list[Gain]]:
+    """Return the factors that the reference's own code has in the run's dtype, as torch rounds.
+
+    A norm of weights that a forward computes is rounded, and with it all that it divides.
+    """
+    base = segments.base
+    dtypes = {f"{p.dtype}" for p in segments.model.module.parameters() if p.is_floating_point()}
+    modes = [mode for mode in FORMAT_MODES if {f"torch.{mode.dtype}"} == dtypes]
+    if not modes or base.basis != modes[0].basis:
+        return {}
+    quantized = apply(modes[0], base)
+    return gains(Segments(quantized.model, base, view_of(quantized, base, quantized)), sample)
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from qgate.gate.measuring.relations import METRIC as RELATIONS_METRIC
 from qgate.gate.measuring.relations import RelatedCall, calls_of, relate
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.loading import LateModule
-from qgate.models import Model
+from qgate.models import Model, Site
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import row_count
 from qgate.modes import Quantized
@@ -192,11 +192,13 @@ def _quantizers(quantized: Quantized, base: Model) -> dict[str, Quantizer]:
     dtype = getattr(torch, quantized.mode.dtype)
     cast = Quantizer(_CASTS[quantized.mode.dtype], saturate=False, dtype=dtype)
     network = quantized.model.module
-    return {
-        site.name: cast
-        for site in base.sites()
-        if site.port == "weight" and network.get_submodule(site.module).weight.dtype == dtype
-    }
+
+    def is_stored(site: Site) -> bool:
+        # A weight that is computed when it is read is a result of others that are.
+        stored = network.get_submodule(site.module)._parameters.get("weight")
+        return stored is not None and stored.dtype == dtype
+
+    return {s.name: cast for s in base.sites() if s.port == "weight" and is_stored(s)}
 
 
 def other_weights(reference: nn.Module, own: nn.Module, skipped: Collection[str] = ()) -> str:

@@ -23,7 +23,7 @@ from qgate.expected.modules import exact_product
 from qgate.expected.searched_scales import least_searched, search_scales
 from qgate.formats import Quantizer
 from qgate.formats.definition import quantize as define
-from qgate.gate.measuring.passes import float64_array
+from qgate.gate.measuring.passes import errors_of_torch, float64_array
 from qgate.models import Model, Site
 from qgate.models.mamba.hadamard import matrix
 from qgate.models.mamba.network import MambaMixer
@@ -94,6 +94,14 @@ def _linears(
 ) -> dict[str, Array]:
     by_site: dict[str, Array] = {}
     by_content: dict[tuple[str, tuple[int, ...], int], Array] = {}
+
+    def stored(site: Site, values: Array) -> Array:
+        # A model whose own tensors are in 16 bits rounds what a mode in no dtype gives it.
+        own = flowing[site.name].dtype if site.name in flowing else None
+        if own not in (torch.bfloat16, torch.float16) or bias_dtype != torch.float64:
+            return values
+        return torch.from_numpy(values).to(own).double().numpy()
+
     for site in reference.sites():
         if (
             site.name in quantizers
@@ -104,14 +112,14 @@ def _linears(
             quantizer, values = quantizers[site.name], float64_array(flowing[site.name])
             key = (repr(quantizer), values.shape, hash(values.tobytes()))
             if key not in by_content:
-                by_content[key] = define(values, quantizer)
+                by_content[key] = stored(site, define(values, quantizer))
             by_site[site.name] = by_content[key]
     for site in reference.sites():
         if site.is_product and site.port == "output":
             product = _product(reference, site, by_site, flowing, bias_dtype=bias_dtype)
             if product is not None:
                 own = quantizers.get(site.name)
-                by_site[site.name] = product if own is None else _cast(product, own)
+                by_site[site.name] = stored(site, product if own is None else _cast(product, own))
     return by_site
 
 
@@ -339,27 +347,6 @@ class IdealErrors:
     unexplained: dict[str, str] = field(default_factory=dict)
 
 
-@torch.no_grad()
-def _errors_of_torch(
-    base: Model, dtype: torch.dtype, flowing: Mapping[str, Tensor]
-) -> dict[str, float]:
-    """Return the errors of torch's own products in 16 bits.
-
-    It rounds a product before it adds the bias, or each tap of a convolution, for some layouts.
-    """
-    found = {}
-    for site in base.sites():
-        x, output = flowing.get(f"{site.module}:input"), flowing.get(site.name)
-        module = base.module.get_submodule(site.module)
-        is_own = type(module).__module__.startswith("torch.nn.")
-        is_output = site.is_product and site.port == "output" and is_own
-        if is_output and x is not None and output is not None:
-            parameters = {name: p.to(dtype) for name, p in module.named_parameters()}
-            result = torch.func.functional_call(module, parameters, (x.to(dtype),))
-            found[site.name] = relative_error(result, output)
-    return found
-
-
 def ideal_errors(
     quantized: Quantized,
     meant: Quantized,
@@ -375,7 +362,7 @@ def ideal_errors(
     )
     if meant.mode.dtype is not None:
         dtype = getattr(torch, meant.mode.dtype)
-        for site, error in _errors_of_torch(base, dtype, flowing).items():
+        for site, error in errors_of_torch(base, dtype, flowing).items():
             if site in ideal.errors and site in actual:
                 own = relative_error(actual[site], flowing[site])
                 ideal.errors[site] = min(ideal.errors[site], error, key=lambda e: abs(e - own))

@@ -147,6 +147,7 @@ class Segments:
     errors: dict[str, SiteError] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     met_shapes: dict[str, ModuleShapes] = field(default_factory=dict)
+    least_unit: float = 0.0
     _overwritten: set[str] = field(default_factory=set)
     _bytes: float | None = None
 
@@ -307,7 +308,7 @@ class Segments:
         errors = self.errors.setdefault(output or site.name, SiteError())
         kind_of_pass = name if name in PROBES or name == TRAINING else WHOLE
         worst = errors.passes.setdefault(kind_of_pass, Worst())
-        errors.unit = max(errors.unit, _unit(actual))
+        errors.unit = max(errors.unit, self.least_unit, _unit(actual))
         if name not in PROBES[4:]:
             # The long text, which no sample is as long as, has to keep the limit of the others.
             errors.longest = max(errors.longest, self._longest(site, expected, inputs))
