@@ -302,7 +302,7 @@ def _jumps(subject: KernelSubject, run: KernelRun) -> bool:
     here, beside = subject.unquantized(run.arguments), subject.unquantized(nudged)
     if not bool(here.isfinite().all()):
         return not source.name.endswith("(argument 0)")
-    if not (here.numel() and bool(run.actual.isfinite().all())):
+    if not (here.numel() and bool(run.actual.double().isfinite().all())):
         return False
     allowed = _JUMP * float(here.square().mean().sqrt())
     return not bool(((here - beside).abs() <= allowed).all())

@@ -89,7 +89,7 @@ def test_the_smallest_share_of_a_term_that_is_claimed_is_seen() -> None:
 
 
 def test_each_relation_can_be_asked_for_alone() -> None:
-    for relation in RELATIONS:
+    for relation in RELATIONS.keys() - {"positions"}:  # which take integers
         report = check_kernel(right, X, W, like=linear, inputs=MX, relations=[relation])
         assert len(report.held) > 1, relation
         assert report.held[0] == "the example"

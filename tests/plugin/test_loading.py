@@ -108,7 +108,7 @@ def test_collections_pause_while_a_module_loads(
     finally:
         (gc.enable if was_enabled else gc.disable)()
         sys.modules.pop("noting_collections", None)
-    assert gc.get_freeze_count() == frozen
+    assert gc.get_freeze_count() <= frozen  # what is frozen may be freed
 
 
 def test_torch_is_not_imported_again_after_ctrl_c_cut_off_its_import(

@@ -93,7 +93,9 @@ class CodeBetween:
     def _skipping(self, dtype: torch.dtype) -> Iterator[None]:
         """Let layers return what they did, as their operators are no part of the code."""
         modules = {name: self.root.get_submodule(name) for name in self.skipped}
-        own: dict[str, Any] = {name: vars(of).get("forward") for name, of in modules.items()}
+        own: dict[str, Callable[..., Any] | None] = {
+            name: vars(of).get("forward") for name, of in modules.items()
+        }
         try:
             for name, module in modules.items():
                 result = map_tensors(self.skipped[name], _cast_to(dtype), anew)
@@ -102,8 +104,8 @@ class CodeBetween:
         finally:
             for name, module in modules.items():
                 vars(module).pop("forward", None)
-                if own[name] is not None:
-                    module.forward = own[name]
+                if (forward := own[name]) is not None:
+                    module.forward = forward
 
     def needs(
         self, tensors: Sequence[Tensor], parameters: Parameters
@@ -187,7 +189,7 @@ def code_before(actual: Model, base: Model, view: SegmentView, name: str) -> Cod
     if not (is_output or block):
         return None
     sample = cut_sample(fullest_row(base.inputs[0]), slice(0, 1), FEW_TOKENS)
-    recorder, returned = TakenTensors(copies=True), dict[str, Any]()
+    recorder, returned = TakenTensors(copies=True), dict[str, object]()
     with torch.no_grad(), ModuleHooks() as hooks, recorder.watch(actual.module, view.ports):
         for layer in base.layers if is_output else ():
             keep = partial(_keep_result, returned, layer)
@@ -266,7 +268,7 @@ def _block_around(base: Model, end: Site) -> str:
     return "" if any(name.startswith(f"{parent}.") for name in base.layers) else parent
 
 
-def _keep_result(returned: dict[str, Any], layer: str, *called: Any) -> None:
+def _keep_result(returned: dict[str, object], layer: str, *called: Any) -> None:
     """Keep what a hook behind a layer gets last."""
     returned[layer] = called[-1]
 
