@@ -117,7 +117,8 @@ def _multiplies_alone(module: nn.Module, weight: Tensor) -> bool:
     """Tell if a linear layer returns a product, and adds none of its own, as an adapter does."""
     if is_transposed_linear(module) or type(module).forward is nn.Linear.forward:
         return True
-    if weight.is_meta:
+    # What has nothing else to add is to be a product, and one that rounds is found by that.
+    if weight.is_meta or {name for name, _ in module.named_parameters()} <= {"weight", "bias"}:
         return True
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, weight.shape[-1], generator=generator).to(weight)
