@@ -191,12 +191,12 @@ def pass_through(
             raise QgateError(f"{model.name} has no list of blocks whose inputs could be forced.")
     with tap_sites(model.module, inputs, force), tap_sites(model.module, sites, take):
         outputs = model.outputs(sample)
-    check_passed(model, sites, passed, index, strict=strict)
+    _check_passed(model, sites, passed, index, strict=strict)
     return outputs
 
 
-def check_passed(
-    model: Model, sites: Iterable[Site], passed: Collection[str], index: int = 0, *, strict: bool
+def _check_passed(
+    model: Model, sites: Iterable[Site], passed: Collection[str], index: int, *, strict: bool
 ) -> None:
     """Refuse a pass in which a site got no tensor; weights of experts need not be read."""
     alike = {like(name) for name in passed}

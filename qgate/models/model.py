@@ -24,7 +24,7 @@ from qgate.models.blocks import blocks_of, leaves_of
 from qgate.models.fingerprints import fingerprint
 from qgate.models.refusals import refusal, which_of
 from qgate.models.rows import is_text, map_tensors, tensors_of, with_companions
-from qgate.models.sites import Site, sites_of
+from qgate.models.sites import Site, any_number, sites_of
 from qgate.models.task_metric import TaskMetric, check_metric
 from qgate.text import listed
 
@@ -321,6 +321,6 @@ def _of_all_rows(blocks: list[str], shapes: Mapping[str, tuple[int, ...]]) -> li
     """Leave out what gets rows that a router chose: modules of one place have other numbers."""
     rows: dict[str, set[int]] = {}
     for name in blocks:
-        of_place = rows.setdefault(re.sub(r"\d+", "*", name), set())
+        of_place = rows.setdefault(any_number(name), set())
         of_place.update(shapes.get(f"{name}:input", ())[:1])
-    return [name for name in blocks if len(rows[re.sub(r"\d+", "*", name)]) < 2]
+    return [name for name in blocks if len(rows[any_number(name)]) < 2]

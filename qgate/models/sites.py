@@ -189,3 +189,8 @@ def like(name: str) -> str:
     if len(numbers) < 2:
         return name
     return f"{name[: numbers[-1].start()]}*{name[numbers[-1].end() :]}"
+
+
+def any_number(site: str) -> str:
+    """Return what sites of one place in layers and experts have in common."""
+    return re.sub(r"\d+", "*", site)

@@ -14,6 +14,7 @@ from qgate.capture.next_tokens import predicts_next_tokens
 from qgate.errors import QgateError, unknown
 from qgate.expected.noise import ARITHMETICS, has_a_factor
 from qgate.models import Model
+from qgate.models.sites import any_number
 from qgate.modes import Quantized
 from qgate.relations.caches import TextCalls
 from qgate.relations.causes import BATCH_SCALE, explain, follows_a_seed
@@ -27,7 +28,6 @@ from qgate.relations.record import (
     REPEAT,
     Disagreement,
     RelationReport,
-    any_number,
     where,
 )  # fmt: skip
 from qgate.relations.recording import FedRun, Pass, Recording, leaf_sites, record

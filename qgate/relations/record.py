@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -180,8 +179,3 @@ def where(places: Sequence[tuple[int, int, int, int]], tokens: int) -> str:
         return f"{words}, token {first}"
     are_all = len(listed) == last - first + 1
     return f"{words}, {'' if are_all else f'{len(listed)} of '}tokens {first} to {last}"
-
-
-def any_number(site: str) -> str:
-    """Return what sites of one place in layers and experts have in common."""
-    return re.sub(r"\d+", "*", site)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qgate.capture import Capture
-from qgate.capture.running import check_passed, pass_through
+from qgate.capture.running import pass_through
 from qgate.errors import QgateError
 from qgate.expected.distances import relative_error
 from qgate.gate.measuring.call_arguments import CallArguments
@@ -215,7 +215,6 @@ def fed(
         ]
     taps = dict.fromkeys([*gates, *outside])
     waiting = {site.name for site in taps if site.name in flowing}
-    tensors: dict[str, Tensor] = {}
 
     def feed(site: Site, tensor: Tensor) -> Tensor:
         if site.name not in waiting or flowing[site.name].shape != tensor.shape:
@@ -223,26 +222,23 @@ def fed(
         waiting.remove(site.name)
         return flowing[site.name].to(tensor.dtype)
 
-    def keep(site: Site, tensor: Tensor) -> None:
-        tensors.setdefault(site.name, tensor.detach().clone())
-
     with torch.no_grad(), tap_sites(model.module, taps, feed, first=True), ModuleHooks() as hooks:
         for name, arguments in whole.items():
             hooks.add(model.module.get_submodule(name), arguments.give, first=True)
-        with tap_sites(model.module, sites, keep):
-            model.outputs(sample)
+        tensors = flow(model, sites, sample)
+
+    def keep(site: Site, tensor: Tensor) -> None:
+        tensors[site.name] = tensor.detach().clone()
+
     # Of modules without a call those alone whose like were called: other experts of the layer.
     called = {like(name) for name in tensors}
     for site in taps:
         if site.name in waiting and site.port == "input" and like(site.name) in called:
             of_module = [other for other in sites if other.module == site.module]
-            for other in of_module:
-                tensors.pop(other.name, None)
             with torch.no_grad(), tap_sites(model.module, of_module, keep):
                 module = model.module.get_submodule(site.module)
                 dtypes = [p.dtype for p in module.parameters() if p.is_floating_point()]
                 module(flowing[site.name].to(dtypes[0] if dtypes else None))
-    check_passed(model, sites, tensors, strict=False)
     return tensors
 
 
