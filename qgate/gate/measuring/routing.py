@@ -113,12 +113,8 @@ class OwnRouters:
             if chosen is None or chosen.shape != indices.shape or not x.is_floating_point():
                 return None
             chosen = chosen.to(indices.device)
-            scores = x.detach().double()
-            both = [scores.gather(dim, of).sort(dim)[0] for of in (indices, chosen)]
             eps = max(self._eps, torch.finfo(x.dtype).eps)
-            room = _MARGIN * eps * scores.abs().amax(dim, keepdim=True)
-            is_near = (both[0] - both[1]).abs().amax(dim, keepdim=True) <= room
-            tied = is_near & (indices != chosen).any(dim, keepdim=True)
+            tied = _near_ties(x.detach().double(), dim, indices, chosen, eps)
             return torch.where(tied, chosen, indices) if bool(tied.any()) else None
 
         with _TopCalls(choose):
@@ -165,6 +161,14 @@ _CHOOSING: dict[Any, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+def _near_ties(scores: Tensor, dim: int, numbers: Tensor, others: Tensor, eps: float) -> Tensor:
+    """Find where two choices along a dimension differ by scores that rounding may exchange."""
+    first, second = (scores.gather(dim, of).sort(dim)[0] for of in (numbers, others))
+    room = _MARGIN * eps * scores.abs().amax(dim, keepdim=True)
+    is_near = (first - second).abs().amax(dim, keepdim=True) <= room
+    return is_near & (numbers != others).any(dim, keepdim=True)
+
+
 def _is_choice(result: Any) -> bool:
     """Tell if a result is scores of all experts first, and numbers of the chosen ones."""
     if not isinstance(result, tuple) or not all(isinstance(part, Tensor) for part in result):
@@ -207,15 +211,11 @@ def _followed(result: tuple[Tensor, ...], chosen: tuple[Tensor, ...]) -> Any:
     (run_numbers,) = (part for part in chosen if not part.is_floating_point())
     if len(result) != len(chosen) or numbers.shape != run_numbers.shape:
         return None
-    scores = result[0].double()
-    both = (scores.gather(1, n.to(scores.device)) for n in (numbers, run_numbers))
-    apart = torch.stack(list(both)).sort(-1)[0].diff(dim=0).abs().amax((0, -1))
-    room = _MARGIN * torch.finfo(chosen[0].dtype).eps * scores.abs().amax(-1)
-    tied = (numbers != run_numbers).any(-1) & (apart <= room)
-    if not bool(tied.any()):
+    eps = torch.finfo(chosen[0].dtype).eps
+    rows = _near_ties(result[0].double(), -1, numbers, run_numbers.to(numbers.device), eps)
+    if not bool(rows.any()):
         return None
     pairs = zip(result, chosen, strict=True)
-    rows = tied.reshape(-1, 1)
     return tuple(
         part if part.dim() != 2 or len(part) != len(rows) else torch.where(rows, of.to(part), part)
         for part, of in pairs
