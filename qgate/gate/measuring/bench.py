@@ -19,7 +19,7 @@ from torch import Tensor
 from qgate.capture import Capture, run
 from qgate.gate.measured import Measured
 from qgate.gate.measuring import late
-from qgate.gate.measuring.call_arguments import arguments_of, takes_several
+from qgate.gate.measuring.call_arguments import arguments_of, computed_tables, takes_several
 from qgate.gate.measuring.canary import BROKEN, HEALTHY, quantized_outputs
 from qgate.gate.measuring.compared_sites import (
     backward_sites,
@@ -353,8 +353,8 @@ class Bench(LoadedModel):
         flowing = flow(true, {*sites, *blocks, *alone, *linear_weights(base)}, sample)
         present &= {name for name, tensor in flowing.items() if tensor.numel()}
         sites = [site for site in sites if site.name in present]
-        several_inputs = [s.module for s in alone if takes_several(true, s)]
-        whole = {} if quantized.mode.own else arguments_of(true, several_inputs, sample)
+        given = [s.module for s in alone if takes_several(true, s)] + computed_tables(true, modules)
+        whole = {} if quantized.mode.own else arguments_of(true, given, sample)
         actual = fed(quantized, sites, sample, flowing, alone, whole)
         ideal = IdealErrors(quantizers={e.site: e.does for e in quantized.plan.entries})
         if by_fp32:

@@ -33,12 +33,16 @@ _TINY = 1e-30
 
 @contextmanager
 def training_mode(root: nn.Module) -> Iterator[None]:
-    """Switch modules to training for a while, but for dropout and norms over a batch."""
+    """Switch modules to training for a while, but for dropout and norms over a batch.
+
+    Buffers get back what they held: spectral norms learn theirs in training.
+    """
     switched = [
         module
         for module in root.modules()
         if not module.training and not isinstance(module, _OTHERS_BY_DESIGN)
     ]
+    held = [(buffer, buffer.clone()) for buffer in root.buffers()] if switched else []
     try:
         for module in switched:
             module.training = True
@@ -46,6 +50,9 @@ def training_mode(root: nn.Module) -> Iterator[None]:
     finally:
         for module in switched:
             module.training = False
+        with torch.no_grad():
+            for buffer, before in held:
+                buffer.copy_(before)
 
 
 def trains_as_it_runs(base: Model, sample: Any) -> bool:
