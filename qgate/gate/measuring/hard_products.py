@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qgate.expected.derived import SPECIAL, derive
-from qgate.expected.modules import exact_product
+from qgate.expected.modules import exact_product, own_factors
 from qgate.expected.noise import ARITHMETICS, Expected
 from qgate.gate.measured import Conformance
 from qgate.gate.measuring.hard_inputs import hard_rows
@@ -128,12 +128,13 @@ def _product(module: nn.Module, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, 
     sizes = exact_product(module, x.abs(), weight.abs(), biased=False)
     if exact is None or sizes is None:
         return None
+    sizes = sizes.abs()
     terms = weight.numel() // min(weight.shape[:2])
     limits = torch.finfo(dtype)
     sums = (sizes + exact.abs()) * (2 * terms * ARITHMETICS["float32"])
     room = sums + exact.abs() * limits.eps + limits.tiny
-    if getattr(module, "transposed", False):
-        room = room + sizes * limits.eps  # torch rounds each tap
+    if getattr(module, "transposed", False) or own_factors(module) != (1.0, 1.0):
+        room = room + sizes * limits.eps  # torch rounds each tap, and own code its weight
     elif isinstance(getattr(module, "bias", None), Tensor):
         # Of strided inputs torch rounds the product, and adds the bias to that.
         plain = exact_product(module, x, weight, biased=False)
