@@ -29,15 +29,17 @@ def exact_product(
     *,
     biased: bool = True,
     bias_dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype = torch.float64,
 ) -> Tensor | None:
     """Return what a module makes of an input and a weight; None where it has a way of its own.
 
-    The bias is rounded to `bias_dtype` first, as a model in 16 bits stores it.
+    The bias is rounded to `bias_dtype` first, as a model in 16 bits stores it. The product is
+    exact, or what torch makes in another `dtype`.
     """
     bias = getattr(module, "bias", None)
     stored = bias.detach().to(bias_dtype) if biased and isinstance(bias, Tensor) else None
-    bias = None if stored is None else stored.double().to(x.device)
-    x, weight = x.detach().double(), weight.detach().double()
+    bias = None if stored is None else stored.to(x.device, dtype)
+    x, weight = x.detach().to(dtype), weight.detach().to(dtype)
     if not isinstance(module, nn.modules.conv._ConvNd):
         turned = is_transposed_linear(module)
         of_product, of_bias = own_factors(module)

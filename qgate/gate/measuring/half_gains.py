@@ -34,10 +34,11 @@ of the share of a result that moves with it: right code of ten models had up to 
 attention is so flat that scores move 0.0005 of it."""
 _RIGHT_ROUNDINGS = 1.0
 """Roundings that a factor of right code has at most: 0.3 in weights that a forward norms."""
-_SIGMAS, _LEAST_ROWS = 8.0, 32
+_SIGMAS, _LEAST_ROWS = 8.0, 12
 """Times its noise that a factor is off, over at least so many rows."""
 _LEAST_SHARE = 1e-4
 """Energy of where a result moves, of its own: a norm does not move with what it divides by."""
+_RESULT = "the result"
 _MOST_OUTSIDE = 24
 """Sites outside of blocks that are moved one at a time."""
 
@@ -140,6 +141,10 @@ def gains(segments: Segments, sample: Any) -> dict[str, list[Gain]]:
             gain = _gain(source, [_products(*side) for side in sides])
             if gain is not None:
                 listed[site].append(gain)
+    for site in right.keys() - listed.keys():  # such as rows of a table
+        pairs = zip(passed.actual[site], right[site], strict=True)
+        gain = _gain(_RESULT, [_products(a, r, r * (1 + _STEP)) for a, r in pairs])
+        listed[site] += [] if gain is None else [gain]
     return listed
 
 
