@@ -34,7 +34,7 @@ class Checkpointed(OfTexts):
 
     def mix(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=self.reentrant)  # type: ignore[no-untyped-call]
+            x = checkpoint(layer, x, use_reentrant=self.reentrant)
         return x
 
 
@@ -187,7 +187,7 @@ class ScaleOfTheLayerBefore(nn.Module):
         x = self.embed(ids)
         self.scale = torch.ones_like(x[0, 0, 0])
         for layer in self.layers:
-            x = checkpoint(self._scaled, layer, x, use_reentrant=False)  # type: ignore[no-untyped-call]
+            x = checkpoint(self._scaled, layer, x, use_reentrant=False)
         return cast(Tensor, self.head(x))
 
     def _scaled(self, layer: nn.Module, x: Tensor) -> Tensor:

@@ -110,11 +110,11 @@ def _without_bias(module: Any, x: Tensor) -> Tensor:
     return F.linear(x, module.weight)
 
 
-def _product_too_large(module: Any, x: Tensor) -> Tensor:
+def _product_too_large(module: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x, module.weight) * 1.01 + module.bias
 
 
-def _rate_too_large(module: Any, x: Tensor) -> Tensor:
+def _rate_too_large(module: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x, module.weight * (1.01 / module.in_features**0.5), module.bias)
 
 
@@ -192,6 +192,28 @@ def test_code_that_computes_otherwise_when_it_runs_again_is_red(mode: str, tmp_p
     assert first_line_of(model, mode, _nothing, "forward", tmp_path) == ""
     line = first_line_of(model, mode, _nothing, "gradients", tmp_path)
     assert "behind torch.utils.checkpoint, which runs code again on the way back, has" in line
+
+
+def test_a_wrong_convolution_of_torch_is_told_from_one_of_a_mode(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As oneDNN has them for some shapes on processors with AMX."""
+    right = torch.conv1d
+
+    def wrong(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
+        is_by_onednn = x.dtype is torch.bfloat16 and torch.backends.mkldnn.enabled
+        return right(x, weight.flip(-1) if is_by_onednn else weight, *args)
+
+    torch.manual_seed(4)
+    network = nn.Sequential(nn.Linear(20, 20), nn.Conv1d(8, 8, 3, padding=1), nn.Linear(20, 4))
+    samples = [torch.randn(2, 8, 20)]
+    model = qgate.Model(network.eval(), samples, "convolution", calibration=samples)
+    planted = first_line_of(model, "bf16", after("1", times(1.5)), "forward", tmp_path)
+    assert planted
+    assert "torch's own" not in planted
+    monkeypatch.setattr(F, "conv1d", wrong)
+    line = first_line_of(model, "bf16", _nothing, "forward", tmp_path)
+    assert "torch's own convolution is wrong here, and right with torch.backends" in line
 
 
 def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path) -> None:
