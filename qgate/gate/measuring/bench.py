@@ -279,22 +279,23 @@ class Bench(LoadedModel):
             key = (reference.basis, site)
             if key not in self._beyond:
                 self._beyond[key] = massive_from(reference[site])
-            pairs = row_pairs(self.model, actual[site], reference[site])
+            pairs = row_pairs(self.model, site, actual[site], reference[site])
             rows.append(self._row(site, scope, pairs, beyond=self._beyond[key], whole=True))
         return rows
 
     def _outputs(self, actual: Capture, reference: Capture) -> list[Measured]:
         """Measure the outputs of the model, which are in no layer."""
+        outputs = {name: reference[name] for name in reference if ":" not in name}
         return [
             self._row(
                 name,
                 "carried",
-                row_pairs(self.model, actual[name], reference[name]),
-                beyond=massive_from(reference[name]),
+                row_pairs(self.model, name, actual.tensors.get(name, []), expected),
+                beyond=massive_from(expected),
                 order=len(self._places.order) + number,
                 whole=True,
             )
-            for number, name in enumerate(name for name in reference if ":" not in name)
+            for number, (name, expected) in enumerate(outputs.items())
         ]
 
     @cached_property
