@@ -131,7 +131,7 @@ OF_LIMITS = ("gate", "results", "page")
 """Rooms in which `kind` is that of a limit or of a row."""
 FILE_KINDS = {"qgate/page/history.py": 1, "qgate/results/schema.py": 1}
 """Files of these rooms that read which kind of file another one is, and how often."""
-LONGEST = 400
+LONGEST = 800
 ALONE = {"probe": 620}
 """Files that are copied without the package, and so are whole: how long they may be."""
 MOST_EXPORTS = 25

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,9 @@ _TRANSPOSED: dict[int, Callable[..., Tensor]] = {
     3: functional.conv_transpose3d,
 }
 
+_SAME = 1e-4
+"""Tolerance of code that computes in float32, for numbers around 1."""
+
 
 def exact_product(
     module: nn.Module,
@@ -25,21 +29,22 @@ def exact_product(
     *,
     biased: bool = True,
     bias_dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype = torch.float64,
 ) -> Tensor | None:
     """Return what a module makes of an input and a weight; None where it has a way of its own.
 
-    The bias is rounded to `bias_dtype` first, as a model in 16 bits stores it.
+    The bias is rounded to `bias_dtype` first, as a model in 16 bits stores it. The product is
+    exact, or what torch makes in another `dtype`.
     """
     bias = getattr(module, "bias", None)
-    # A step projection leaves its bias to the scan.
-    biased = biased and isinstance(bias, Tensor) and type(module).__name__ != "StepProjection"
     stored = bias.detach().to(bias_dtype) if biased and isinstance(bias, Tensor) else None
-    bias = None if stored is None else stored.double().to(x.device)
-    x, weight = x.detach().double(), weight.detach().double()
+    bias = None if stored is None else stored.to(x.device, dtype)
+    x, weight = x.detach().to(dtype), weight.detach().to(dtype)
     if not isinstance(module, nn.modules.conv._ConvNd):
         turned = is_transposed_linear(module)
-        product = torch.matmul(x, weight if turned else weight.mT)
-        return product if bias is None else product + bias
+        of_product, of_bias = own_factors(module)
+        product = torch.matmul(x, weight if turned else weight.mT) * of_product
+        return product if bias is None else product + bias * of_bias
     if not is_plain_conv(module):
         return None
     if not module.transposed:
@@ -49,3 +54,36 @@ def exact_product(
         x, weight, bias, module.stride, module.padding, module.output_padding, module.groups,
         module.dilation,
     )  # fmt: skip
+
+
+@torch.no_grad()
+def own_factors(module: nn.Module) -> tuple[float, float]:
+    """Return by what a layer multiplies its product and its bias, in code of its own.
+
+    Such as a scale that keeps the variance, or no bias where other code adds it. What is neither is
+    held against the product and the bias themselves.
+    """
+    kind = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
+    if kind is nn.Linear or not isinstance(module, nn.Linear):
+        return 1.0, 1.0
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"x": (4, module.in_features), **{n: p.shape for n, p in module.named_parameters()}}
+    drawn = {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64)
+        for name, shape in shapes.items()
+    }
+    x, twin = drawn.pop("x"), copy.copy(module)
+    twin._parameters = {name: nn.Parameter(values) for name, values in drawn.items()}
+    twin.__class__ = kind
+    try:
+        constant = twin.forward(torch.zeros_like(x))
+        product, result = functional.linear(x, twin.weight), twin.forward(x) - constant
+        of_product = float((result * product).sum() / product.square().sum())
+        parts, of_bias = [(result, of_product * product)], 1.0
+        if twin.bias is not None:
+            of_bias = float((constant[0] * twin.bias).sum() / twin.bias.square().sum())
+            parts.append((constant, (of_bias * twin.bias).expand_as(constant)))
+    except Exception:  # such as a layer that takes another input
+        return 1.0, 1.0
+    is_explained = all(torch.allclose(*pair, rtol=_SAME, atol=_SAME) for pair in parts)
+    return (of_product, of_bias) if is_explained else (1.0, 1.0)

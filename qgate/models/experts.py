@@ -187,7 +187,7 @@ def mixtures_of(root: nn.Module) -> list[str]:
 
 
 def chooses(network: nn.Module) -> bool:
-    """Tell if code of a module chooses the largest numbers, as routers of one's own do.
+    """Tell if code of a module chooses the largest or least numbers, as routers of one's own do.
 
     Methods that a forward calls are looked through, and functions of the same file.
     """
@@ -208,7 +208,7 @@ def chooses(network: nn.Module) -> bool:
     return False
 
 
-_CHOOSING = frozenset(("topk", "argmax", "max"))
+_CHOOSING = frozenset(("topk", "argmax", "argmin", "max", "min"))
 
 
 def routers_of(root: nn.Module) -> list[str]:

@@ -18,6 +18,7 @@ from qgate.device_errors import lost_device
 from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
 from qgate.hooks.observing import compile_pattern
+from qgate.hooks.recomputing import straight_calls
 from qgate.hooks.tapping import tap_sites
 from qgate.interruptions import raise_interruption, raised_by_users
 from qgate.models.blocks import blocks_of, leaves_of
@@ -219,7 +220,7 @@ class Model:
         if is_text(moved) and len(self.inputs):
             moved = with_companions(self.module.forward, moved, self.inputs[0])
         try:
-            with exact_math():
+            with exact_math(), straight_calls():
                 if isinstance(moved, Mapping):
                     return self.module(**moved)
                 if isinstance(moved, tuple):

@@ -16,6 +16,7 @@ from tests.gate import structures_of_fields as fields
 from tests.gate import structures_of_images as images
 from tests.gate import structures_of_sets as sets
 from tests.gate import structures_of_texts as texts
+from tests.gate import structures_of_training as training
 from tests.gate.structure_parts import WORDS
 
 TOKENS = 24
@@ -97,6 +98,16 @@ def _complex(generator: torch.Generator) -> Tensor:
     return torch.randn(6, 16, dtype=torch.cfloat, generator=generator)
 
 
+def _heard(generator: torch.Generator) -> dict[str, Tensor]:
+    return {"audio": _normal(2, 12, 10)(generator), "ids": _ids(generator, 2, 6)}
+
+
+def _with_patches(generator: torch.Generator) -> dict[str, Tensor]:
+    ids = _ids(generator, 2, 12).clamp_min(1)
+    ids[:, :4] = 0
+    return {"input_ids": ids, "pixel_values": _normal(2, 3, 16, 16)(generator)}
+
+
 STRUCTURES = {
     "translator": Structure(choices.Translator, lambda g: {"src": _ids(g), "tgt": _ids(g, 2, 16)}),
     "looped": Structure(choices.Looped, _ids),
@@ -174,4 +185,14 @@ STRUCTURES = {
     "ensemble": Structure(code.Ensemble, _normal(8, 6)),
     "one number": Structure(code.OneNumber, _normal(8, 6)),
     "mixed precision": Structure(code.MixedPrecision, _ids),
+    "checkpointed": Structure(training.Checkpointed, _ids),
+    "reentrant": Structure(lambda: training.Checkpointed(reentrant=True), _ids),
+    "codebook": Structure(training.Codebook, _normal(40, 12)),
+    "codebook of squares": Structure(lambda: training.Codebook(squares=True), _normal(40, 12)),
+    "spectral norms": Structure(training.SpectralNorms, _normal(20, 12)),
+    "styled images": Structure(training.StyledImages, _normal(4, 8)),
+    "transducer": Structure(training.Transducer, _heard),
+    "hyper connections": Structure(training.HyperConnections, _ids),
+    "sorted experts": Structure(training.SortedExperts, _ids),
+    "patches in texts": Structure(training.PatchesInTexts, _with_patches),
 }

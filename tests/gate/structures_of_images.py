@@ -157,7 +157,7 @@ class SpeechEncoder(nn.Module):
         )
         self.group_norm, self.norm = nn.GroupNorm(16, 16), nn.LayerNorm(WIDTH)
         self.positions = parametrizations.weight_norm(
-            nn.Conv1d(WIDTH, WIDTH, 8, padding=4, groups=4), dim=2
+            nn.Conv1d(WIDTH, WIDTH, 7, padding=3, groups=4), dim=2
         )
         self.attention, self.mixing = Attention(), FeedForward()
         self.head = nn.Linear(WIDTH, 12)

@@ -156,12 +156,12 @@ def test_each_pass_happens_once() -> None:
     # The reference: all samples in a batch, two short texts side by side, and one. The mode: free
     # and fed, and that text.
     # Both: a short batch, and one token. The reference: the mode's tensors between quantizers, and
-    # their noise twice, also among massive values. The mode: tokens at three other lengths. Both: a text longer than the samples, and
-    # a batch with massive values.
-    assert calls == {"reference": 3 + 2 + 2 + 4 + 2, "mode": 3 + 2 + 3 + 2}
+    # their noise, with that of operators usually and among massive values, each twice. The mode:
+    # tokens at three other lengths. Both: a text longer than the samples, and massive values.
+    assert calls == {"reference": 3 + 2 + 2 + 6 + 2, "mode": 3 + 2 + 3 + 2}
     assert of.measure(mode) is first
     assert of.reference("plain") is of.reference("plain")
-    assert calls == {"reference": 3 + 2 + 2 + 4 + 2, "mode": 3 + 2 + 3 + 2}
+    assert calls == {"reference": 3 + 2 + 2 + 6 + 2, "mode": 3 + 2 + 3 + 2}
 
 
 @proof

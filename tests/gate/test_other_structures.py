@@ -26,6 +26,8 @@ from tests.campaigns.first_lines.planting import (
     times,
 )
 from tests.gate.other_structures import MODES, STRUCTURES, model_of
+from tests.gate.structure_parts import WORDS
+from tests.gate.structures_of_training import ScaleOfTheLayerBefore
 from tests.shares import share
 
 SUITES = ("forward", "relations", "gradients")
@@ -108,8 +110,16 @@ def _without_bias(module: Any, x: Tensor) -> Tensor:
     return F.linear(x, module.weight)
 
 
-def _product_too_large(module: Any, x: Tensor) -> Tensor:
+def _product_too_large(module: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x, module.weight) * 1.01 + module.bias
+
+
+def _rate_too_large(module: nn.Linear, x: Tensor) -> Tensor:
+    return F.linear(x, module.weight * (1.01 / module.in_features**0.5), module.bias)
+
+
+def _another_entry(nearest: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda codes: (nearest(codes) + (codes[:, 0] > 0.4)) % 16
 
 
 def _without_adapter(module: Any, x: Tensor) -> Tensor:
@@ -146,6 +156,15 @@ _FAULTS: tuple[tuple[str, str, Plant, str, str], ...] = (
     ("pruned weights", "a pruned layer is too large", after("second", times(1.02)), "int8 bf16", "forward"),
     ("hooked weights", "a normed layer is too large", after("second", times(1.02)), "int8 bf16", "forward"),
     ("mixed precision", "a gradient of a norm is too large", after("norm", _gradient), "int8", "gradients"),
+    ("checkpointed", "a gradient behind a checkpoint is too large", after("layers.0.mixing", _gradient), "int8 bf16", "gradients"),
+    ("reentrant", "a gradient behind a checkpoint is too large", after("layers.0.mixing", _gradient), "int8 bf16", "gradients"),
+    ("codebook", "some codes get another entry", attribute("", "nearest", _another_entry), "int8 bf16", "forward"),
+    ("codebook of squares", "some codes get another entry", attribute("", "nearest", _another_entry), "int8 bf16", "forward"),
+    ("codebook", "entries are too large", after("table", times(1.02)), "int8 bf16", "forward"),
+    ("spectral norms", "a normed layer is too large", after("second", times(1.02)), "int8 bf16", "forward"),
+    ("styled images", "a rate is too large", instead("mapping.0", _rate_too_large), "int8 bf16", "forward"),
+    ("styled images", "a bias is dropped", instead("mapping.2", lambda m, x: F.linear(x, m.weight / m.in_features**0.5)), "int8 bf16", "forward"),
+    ("sorted experts", "an expert is too large", after("experts.1", times(1.02)), "int8 bf16", "forward"),
     ("native bfloat16", "a query is too large", after("attention.query", times(1.02)), "int8", "forward"),
 )  # fmt: skip
 FAULTS = [
@@ -162,6 +181,39 @@ FAULTS = [
 def test_a_fault_in_such_a_model_is_red(fault: Fault, mode: str, tmp_path: Path) -> None:
     model: qgate.Model = structure(fault.model)
     assert first_line_of(model, mode, fault.plant, fault.suite, tmp_path) != ""
+
+
+@pytest.mark.parametrize("mode", ["int8", "bf16"])
+def test_code_that_computes_otherwise_when_it_runs_again_is_red(mode: str, tmp_path: Path) -> None:
+    samples = [torch.randint(0, WORDS, (2, 24), generator=torch.Generator().manual_seed(0))]
+    torch.manual_seed(4)
+    network = ScaleOfTheLayerBefore().eval()
+    model = qgate.Model(network, samples, "shared scale", calibration=samples)
+    assert first_line_of(model, mode, _nothing, "forward", tmp_path) == ""
+    line = first_line_of(model, mode, _nothing, "gradients", tmp_path)
+    assert "behind torch.utils.checkpoint, which runs code again on the way back, has" in line
+
+
+def test_a_wrong_convolution_of_torch_is_told_from_one_of_a_mode(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As oneDNN has them for some shapes on processors with AMX."""
+    right = torch.conv1d
+
+    def wrong(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
+        is_by_onednn = x.dtype is torch.bfloat16 and torch.backends.mkldnn.enabled
+        return right(x, weight.flip(-1) if is_by_onednn else weight, *args)
+
+    torch.manual_seed(4)
+    network = nn.Sequential(nn.Linear(20, 20), nn.Conv1d(8, 8, 3, padding=1), nn.Linear(20, 4))
+    samples = [torch.randn(2, 8, 20)]
+    model = qgate.Model(network.eval(), samples, "convolution", calibration=samples)
+    planted = first_line_of(model, "bf16", after("1", times(1.5)), "forward", tmp_path)
+    assert planted
+    assert "torch's own" not in planted
+    monkeypatch.setattr(F, "conv1d", wrong)
+    line = first_line_of(model, "bf16", _nothing, "forward", tmp_path)
+    assert "torch's own convolution is wrong here, and right with torch.backends" in line
 
 
 def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from qgate.capture import Capture, run
 from qgate.gate.measured import Measured
 from qgate.gate.measuring import late
-from qgate.gate.measuring.call_arguments import arguments_of, takes_several
+from qgate.gate.measuring.call_arguments import arguments_of, computed_tables, takes_several
 from qgate.gate.measuring.canary import BROKEN, HEALTHY, quantized_outputs
 from qgate.gate.measuring.compared_sites import (
     backward_sites,
@@ -279,22 +279,23 @@ class Bench(LoadedModel):
             key = (reference.basis, site)
             if key not in self._beyond:
                 self._beyond[key] = massive_from(reference[site])
-            pairs = row_pairs(self.model, actual[site], reference[site])
+            pairs = row_pairs(self.model, site, actual[site], reference[site])
             rows.append(self._row(site, scope, pairs, beyond=self._beyond[key], whole=True))
         return rows
 
     def _outputs(self, actual: Capture, reference: Capture) -> list[Measured]:
         """Measure the outputs of the model, which are in no layer."""
+        outputs = {name: reference[name] for name in reference if ":" not in name}
         return [
             self._row(
                 name,
                 "carried",
-                row_pairs(self.model, actual[name], reference[name]),
-                beyond=massive_from(reference[name]),
+                row_pairs(self.model, name, actual.tensors.get(name, []), expected),
+                beyond=massive_from(expected),
                 order=len(self._places.order) + number,
                 whole=True,
             )
-            for number, name in enumerate(name for name in reference if ":" not in name)
+            for number, (name, expected) in enumerate(outputs.items())
         ]
 
     @cached_property
@@ -353,8 +354,8 @@ class Bench(LoadedModel):
         flowing = flow(true, {*sites, *blocks, *alone, *linear_weights(base)}, sample)
         present &= {name for name, tensor in flowing.items() if tensor.numel()}
         sites = [site for site in sites if site.name in present]
-        several_inputs = [s.module for s in alone if takes_several(true, s)]
-        whole = {} if quantized.mode.own else arguments_of(true, several_inputs, sample)
+        given = [s.module for s in alone if takes_several(true, s)] + computed_tables(true, modules)
+        whole = {} if quantized.mode.own else arguments_of(true, given, sample)
         actual = fed(quantized, sites, sample, flowing, alone, whole)
         ideal = IdealErrors(quantizers={e.site: e.does for e in quantized.plan.entries})
         if by_fp32:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from qgate.hooks.module_hooks import ModuleHooks
 from qgate.models import Model, Site
+from qgate.models.experts import chooses
 from qgate.models.rows import map_tensors
 
 
@@ -54,6 +55,14 @@ def takes_several(model: Model, site: Site) -> bool:
     if site.kind != "norm":
         return site.kind == "attention"
     return len(inspect.signature(model.module.get_submodule(site.module).forward).parameters) > 1
+
+
+def computed_tables(model: Model, modules: Collection[str]) -> list[str]:
+    """List tables whose rows are chosen by code of the network, as a codebook's are."""
+    tables = [
+        name for name in modules if isinstance(model.module.get_submodule(name), nn.Embedding)
+    ]
+    return tables if tables and chooses(model.module) else []
 
 
 def arguments_of(model: Model, modules: Collection[str], sample: Any) -> dict[str, CallArguments]:

@@ -185,13 +185,14 @@ def code_before(actual: Model, base: Model, view: SegmentView, name: str) -> Cod
     end = next((site for site in view.sites if site.name == name), None)
     block = _block_around(base, end) if end is not None else ""
     size = sum(tensor.nbytes for tensor in base.module.parameters())
-    is_output = name == "logits" and size <= _MOST_BYTES
-    if not (is_output or block):
+    is_output = name == "logits"
+    is_whole = (is_output or end is not None) and not block and size <= _MOST_BYTES
+    if not (is_whole or block):
         return None
     sample = cut_sample(fullest_row(base.inputs[0]), slice(0, 1), FEW_TOKENS)
     recorder, returned = TakenTensors(copies=True), dict[str, object]()
     with torch.no_grad(), ModuleHooks() as hooks, recorder.watch(actual.module, view.ports):
-        for layer in base.layers if is_output else ():
+        for layer in base.layers if is_whole else ():
             keep = partial(_keep_result, returned, layer)
             hooks.add(actual.module.get_submodule(layer), None, keep)
         actual.outputs(sample)
@@ -239,7 +240,7 @@ def code_before(actual: Model, base: Model, view: SegmentView, name: str) -> Cod
         return own([tensor.to(of_run.dtype) for tensor, of_run in pairs], {})
 
     def within(site: Site) -> str:
-        return BLOCK_INPUT if site.is_block else site.name.removeprefix(f"{block}.")
+        return BLOCK_INPUT if site.module == block else site.name.removeprefix(f"{block}.")
 
     arithmetic = _ARITHMETICS.get(next((x.dtype for x in run_tensors), torch.float32), "float32")
     titles = [*map(within, sites), *names]
@@ -262,9 +263,12 @@ def name_of(words: str) -> str:
 def _block_around(base: Model, end: Site) -> str:
     """Return the layer that code at a site is in, else the module, or what calls it; or nothing."""
     layer = base.layer_of(end.module)
-    if layer or end.port == "output":
+    is_before = layer == end.module and end.port == "input"
+    if not is_before and (layer or end.port == "output"):
         return layer or end.module
     parent = end.module.rpartition(".")[0]
+    while parent and isinstance(base.module.get_submodule(parent), nn.ModuleList | nn.ModuleDict):
+        parent = parent.rpartition(".")[0]  # nothing calls it
     return "" if any(name.startswith(f"{parent}.") for name in base.layers) else parent
 
 

@@ -31,10 +31,12 @@ from qgate.gate.measuring.segment_views import Passed, plain_view, view_around_m
 from qgate.gate.measuring.segments import Segments, SiteError
 from qgate.gate.measuring.training_mode import (
     evaluated,
+    recomputing_fault,
     training_fault,
     training_mode,
     trains_as_it_runs,
 )
+from qgate.hooks.recomputing import noted_checkpoints
 from qgate.models import Model
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.modes import Quantized
@@ -166,13 +168,17 @@ class GradientCode:
         gradients.compare(sample, name, take_gradients(segments, sample))
         probe, probe_name = next(probes(several(self.model.inputs)))
         fault: tuple[str, str] | None = None
-        with suppress(*LENGTH_REFUSALS):  # of a model that takes samples of one length alone
+        recomputed: tuple[str, str] | None = None
+        # Some models take samples of one length alone.
+        with suppress(*LENGTH_REFUSALS), noted_checkpoints() as checkpoints:
             if base.basis not in self._trains:
                 self._trains[base.basis] = trains_as_it_runs(base, probe)
             if self._trains[base.basis]:
                 right = evaluated(segments, probe)
                 with training_mode(quantized.model.module):
                     run = take_gradients(segments, probe)
+                    if checkpoints:
+                        recomputed = recomputing_fault(quantized.model, probe)
                 probe_name = TRAINING
                 fault = training_fault(right, run.passed.actual)
             else:
@@ -193,6 +199,8 @@ class GradientCode:
         faults = dict(
             [fault] if fault else gradient_faults(gradients, self._noise[key], of_right_code)
         )
+        if recomputed and not faults:
+            faults[recomputed[0]] = recomputed[1]
         figures: dict[str, list[Conformance]] = defaultdict(list)
         counts: dict[str, int] = defaultdict(int)
         for site, values in gradients.values.items():

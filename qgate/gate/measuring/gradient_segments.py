@@ -25,6 +25,7 @@ from qgate.formats.quantizer import Quantizer, inside_range
 from qgate.gate.measuring.segment_probes import TRAINING
 from qgate.gate.measuring.segment_views import Passed, swapped
 from qgate.gate.measuring.segments import Segments, SiteError
+from qgate.gate.measuring.site_errors import check_alike
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Site
 from qgate.models.rows import real_tokens
@@ -214,6 +215,7 @@ class SegmentGradients:
         taps = tap_sites(module, [*sites.values()], replay.take)
         with torch.enable_grad(), swapped(module, weights), taps, self.segments.routers.follow():
             logits = self.base.outputs(sample)[_LOGITS]
+        check_alike(self.base, _LOGITS, [run.logits], [logits])
         replay.others += self.segments.routers.replaced
         replay.ends.append((logits, run.logits.to(logits.dtype)))
         inputs = [*replay.leaves.values(), *trained.values(), *(s.weight for s in stand_ins)]

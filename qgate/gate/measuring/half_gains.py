@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,14 +18,16 @@ import torch
 from torch import Tensor
 
 from qgate.gate.measured import Measured
-from qgate.gate.measuring.segment_probes import probes
+from qgate.gate.measuring.segment_probes import PROBE_SAMPLES, probes
 from qgate.gate.measuring.segment_views import Passed, TakenTensors, swapped, view_of
 from qgate.gate.measuring.segments import Segments
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Site
+from qgate.models.rows import is_text
 from qgate.modes.applying import apply
 from qgate.modes.formats import FORMAT_MODES
 
+Products = tuple[Tensor, Tensor, Tensor]
 _STEP = 2.0**-5
 """The relative step by which a tensor is moved to see where results go."""
 _ROUNDINGS = 0.25
@@ -34,11 +36,13 @@ of the share of a result that moves with it: right code of ten models had up to 
 attention is so flat that scores move 0.0005 of it."""
 _RIGHT_ROUNDINGS = 1.0
 """Roundings that a factor of right code has at most: 0.3 in weights that a forward norms."""
-_SIGMAS, _LEAST_ROWS = 8.0, 32
-"""Times its noise that a factor is off, over at least so many rows."""
+_SIGMAS, _ROWS, _LEAST_ROWS = 8.0, 12, 6
+"""Times its noise that a factor is off, over so many rows; twice as often over fewer, whose noise
+is less known."""
 _LEAST_SHARE = 1e-4
 """Energy of where a result moves, of its own: a norm does not move with what it divides by."""
-_MOST_OUTSIDE = 24
+_RESULT = "the result"
+_MOST_OUTSIDE = 40
 """Sites outside of blocks that are moved one at a time."""
 
 
@@ -120,40 +124,60 @@ def _gains_of_torch(segments: Segments, sample: Any) -> dict[str, list[Gain]]:
 @torch.no_grad()
 def gains(segments: Segments, sample: Any) -> dict[str, list[Gain]]:
     """Return by site the factors of the tensors that the code before it reads."""
-    short, _ = next(probes(sample))
+    products: dict[str, dict[str, list[Products]]] = defaultdict(lambda: defaultdict(list))
+    samples = [next(probes(sample))[0]] if is_text(sample) else segments.base.inputs[:PROBE_SAMPLES]
+    for short in samples:
+        _add_products(segments, short, products)
+    listed: dict[str, list[Gain]] = {}
+    for site, by_source in products.items():
+        found = {source: _gain(source, rows) for source, rows in by_source.items()}
+        of_result = found.pop(_RESULT)
+        # What reads no floating tensor is held by itself, such as rows of a table.
+        listed[site] = [gain for gain in found.values() or [of_result] if gain is not None]
+    return listed
+
+
+def _add_products(
+    segments: Segments, sample: Any, products: Mapping[str, dict[str, list[Products]]]
+) -> None:
     recorder = TakenTensors(copies=True)
     with segments.routers.record(), recorder.watch(segments.model.module, segments.view.ports):
-        segments.model.outputs(short)
+        outputs = segments.model.outputs(sample)
     passed = segments.view.read(recorder.tensors)
-    right = _replayed(segments, passed, short)
+    passed = replace(passed, actual={**passed.actual, **{k: [v] for k, v in outputs.items()}})
+    right = _replayed(segments, passed, sample)
+
+    def add(site: str, source: str, moved: Sequence[Tensor]) -> None:
+        sides = zip(passed.actual[site], right[site], moved, strict=True)
+        products[site][source] += [_products(*side) for side in sides]
 
     def block_of(site: str) -> str:
         return segments.base.layer_of(site.partition(":")[0])
 
-    listed: dict[str, list[Gain]] = defaultdict(list)
+    for site, tensors in right.items():
+        add(site, _RESULT, [tensor * (1 + _STEP) for tensor in tensors])
     for group in _alike(segments, passed):
-        for site, moved in _replayed(segments, passed, short, group).items():
-            if all(map(torch.equal, moved, right[site])):
-                continue
-            source = next((s for s in group if block_of(s) == block_of(site)), group[0])
-            sides = zip(passed.actual[site], right[site], moved, strict=True)
-            gain = _gain(source, [_products(*side) for side in sides])
-            if gain is not None:
-                listed[site].append(gain)
-    return listed
+        for site, moved in _replayed(segments, passed, sample, group).items():
+            if not all(map(torch.equal, moved, right[site])):
+                add(
+                    site, next((s for s in group if block_of(s) == block_of(site)), group[0]), moved
+                )
 
 
 def _alike(segments: Segments, passed: Passed) -> list[list[str]]:
     """Group sites that are moved together: those of one name in all blocks, others alone.
 
-    No segment reads two blocks; experts of a block count as one.
+    No segment reads two blocks; experts of a block count as one. Layers of one module each are no
+    blocks: code between them reads several.
     """
     groups: dict[str, list[str]] = defaultdict(list)
-    outside = 0
+    base, outside = segments.base.module, 0
     for site in segments.view.sites:
         if site.name not in passed.forwarded:
             continue
-        block = segments.base.layer_of(site.module)
+        layer = segments.base.layer_of(site.module)
+        parts = base.get_submodule(layer).children() if layer else iter(())
+        block = layer if next(parts, None) is not None else ""
         outside += not block
         if block or outside <= _MOST_OUTSIDE:
             name = re.sub(r"\d+", "#", site.name.removeprefix(block)) if block else site.name
@@ -184,11 +208,12 @@ def _replayed(
         swapped(module, segments.view.weights),
         segments.routers.follow(),
     ):
-        segments.base.outputs(sample)
+        for name, output in segments.base.outputs(sample).items():
+            results[name].append(output)
     return {
         site: tensors
         for site, tensors in results.items()
-        if site not in segments.view.silent and _are_alike(tensors, passed.actual[site])
+        if site not in segments.view.silent and _are_alike(tensors, passed.actual.get(site, ()))
     }
 
 
@@ -198,7 +223,7 @@ def _are_alike(results: Sequence[Tensor], of_run: Sequence[Tensor]) -> bool:
     )
 
 
-def _products(actual: Tensor, right: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _products(actual: Tensor, right: Tensor, moved: Tensor) -> Products:
     """Return per row what an error has in common with where the result moves, and their sizes."""
     rows = [x.double().reshape(-1, right.shape[-1] if right.dim() else 1) for x in (actual, right)]
     direction = (moved.double().reshape(rows[1].shape) - rows[1]) / _STEP
@@ -207,12 +232,13 @@ def _products(actual: Tensor, right: Tensor, moved: Tensor) -> tuple[Tensor, Ten
     return along, squares, energy
 
 
-def _gain(source: str, products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Gain | None:
+def _gain(source: str, products: Sequence[Products]) -> Gain | None:
     along, squares, energies = (torch.cat(of) for of in zip(*products, strict=True))
     energy, whole = float(squares.sum()), float(energies.sum())
-    is_still = not energy > _LEAST_SHARE * whole
-    if is_still or int((squares > 0).sum()) < _LEAST_ROWS:
+    is_still, rows = not energy > _LEAST_SHARE * whole, int((squares > 0).sum())
+    if is_still or rows < _LEAST_ROWS:
         return None
     size = float(along.sum()) / energy
     noise = math.sqrt(float((along - size * squares).square().sum())) / energy
+    noise = noise if rows >= _ROWS else 2 * noise
     return Gain(source, size, noise, energy, min(1.0, energy / whole))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from qgate.expected.derived import SPECIAL, derive
-from qgate.expected.modules import exact_product
+from qgate.expected.intermediates import HALVES
+from qgate.expected.modules import exact_product, own_factors
 from qgate.expected.noise import ARITHMETICS, Expected
 from qgate.gate.measured import Conformance
 from qgate.gate.measuring.hard_inputs import hard_rows
@@ -61,7 +62,7 @@ class HardProducts:
                 return agreement
             bounds = Expected.around(*product)
             wrong = bounds.outside(actual.double())
-            wrong &= ~_spread_by_torch(related.module, actual, product[0])
+            wrong &= ~_spread_by_torch(related.module, x, actual)
             if bool(wrong.any()):
                 axis = sites["output"].channel_axis(actual)
                 about = f"is wrong for inputs {words}: {_describe(actual, bounds, wrong, axis)}"
@@ -110,11 +111,18 @@ def _hard_calls(arguments: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
         yield f"with {variant.name.removesuffix(' (argument 0)')}", call(variant.arguments[0])
 
 
-def _spread_by_torch(module: nn.Module, actual: Tensor, exact: Tensor) -> Tensor:
-    """Find NaN for Inf behind a convolution of one channel in 16 bits: torch's kernel makes it."""
-    is_torch = isinstance(module, nn.modules.conv._ConvNd) and module.weight.shape[1] == 1
-    is_half = actual.dtype in (torch.bfloat16, torch.float16)
-    return (actual.isnan() & exact.isinf()) & (is_torch and is_half)
+def _spread_by_torch(module: nn.Module, x: Tensor, actual: Tensor) -> Tensor:
+    """Find NaN that torch's own convolution in 16 bits makes beside those of its input.
+
+    Its kernels multiply neighbors by zero, where a channel or a tap is missing in their tiles.
+    """
+    if actual.dtype not in HALVES or not isinstance(module, nn.modules.conv._ConvNd):
+        return torch.zeros_like(actual, dtype=torch.bool)
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    of_torch = exact_product(module, x, weight, dtype=actual.dtype)
+    assert of_torch is not None
+    return actual.isnan() & of_torch.isnan()
 
 
 def _product(module: nn.Module, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
@@ -128,12 +136,13 @@ def _product(module: nn.Module, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, 
     sizes = exact_product(module, x.abs(), weight.abs(), biased=False)
     if exact is None or sizes is None:
         return None
+    sizes = sizes.abs()
     terms = weight.numel() // min(weight.shape[:2])
     limits = torch.finfo(dtype)
     sums = (sizes + exact.abs()) * (2 * terms * ARITHMETICS["float32"])
     room = sums + exact.abs() * limits.eps + limits.tiny
-    if getattr(module, "transposed", False):
-        room = room + sizes * limits.eps  # torch rounds each tap
+    if getattr(module, "transposed", False) or own_factors(module) != (1.0, 1.0):
+        room = room + sizes * limits.eps  # torch rounds each tap, and own code its weight
     elif isinstance(getattr(module, "bias", None), Tensor):
         # Of strided inputs torch rounds the product, and adds the bias to that.
         plain = exact_product(module, x, weight, biased=False)

@@ -17,6 +17,7 @@ from qgate.capture import Capture
 from qgate.capture.running import pass_through
 from qgate.errors import QgateError
 from qgate.expected.distances import relative_error
+from qgate.expected.modules import own_factors
 from qgate.gate.measuring.call_arguments import CallArguments
 from qgate.hooks.module_hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
@@ -267,15 +268,17 @@ def errors_of_torch(
 ) -> dict[str, float]:
     """Return the errors of torch's own products in 16 bits.
 
-    It rounds a product before it adds the bias, or each tap of a convolution, for some layouts.
+    It rounds a product before it adds the bias, or each tap of a convolution, for some layouts. A
+    layer that scales its weight rounds that.
     """
     errors = {}
     for site in base.sites():
         x, output = flowing.get(f"{site.module}:input"), flowing.get(site.name)
         module = base.module.get_submodule(site.module)
-        is_own = type(module).__module__.startswith("torch.nn.")
-        is_output = site.is_product and site.port == "output" and is_own
-        if is_output and x is not None and output is not None:
+        if not (site.is_product and site.port == "output") or x is None or output is None:
+            continue
+        is_torch = type(module).__module__.startswith("torch.nn.")
+        if is_torch or own_factors(module) != (1.0, 1.0):
             parameters = {name: p.to(dtype) for name, p in module.named_parameters()}
             result = torch.func.functional_call(module, parameters, (x.to(dtype),))
             errors[site.name] = relative_error(result, output)

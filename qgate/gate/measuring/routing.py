@@ -82,7 +82,7 @@ class Routers:
 
 
 class OwnRouters:
-    """Choices of the largest by code of one's own, in the order in which they are made."""
+    """Choices of the largest or least by code of one's own, in the order in which they are made."""
 
     replaced: Sequence[Tensor] = ()
     faults: Mapping[str, str] = MappingProxyType({})
@@ -127,7 +127,7 @@ def of(run: nn.Module, reference: nn.Module, names: list[str]) -> Routers | OwnR
 
 
 class _TopCalls(TorchFunctionMode):
-    """Hands on what topk, max and argmax choose along a dimension, and gives other choices back."""
+    """Hands on what is chosen along a dimension as largest or least; takes other choices back."""
 
     def __init__(self, take: Callable[[int, Tensor, int, Tensor], Tensor | None]) -> None:
         super().__init__()
@@ -155,10 +155,10 @@ class _TopCalls(TorchFunctionMode):
 
 
 _CHOOSING: dict[Any, tuple[str, ...]] = {
-    torch.topk: ("input", "k", "dim"), Tensor.topk: ("input", "k", "dim"),
-    torch.max: ("input", "dim"), Tensor.max: ("input", "dim"),
-    torch.argmax: ("input", "dim"), Tensor.argmax: ("input", "dim"),
-}  # fmt: skip
+    function: ("input", "k", "dim") if name == "topk" else ("input", "dim")
+    for name in ("topk", "max", "min", "argmax", "argmin")
+    for function in (getattr(torch, name), getattr(Tensor, name))
+}
 
 
 def _near_ties(scores: Tensor, dim: int, numbers: Tensor, others: Tensor, eps: float) -> Tensor:

@@ -8,11 +8,14 @@ there. Sums may be added in any order, as in `qgate.expected.noise`.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from qgate.expected.dispatching import MovedOperators
 from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, moved
 from qgate.gate.measuring.segment_probes import PROBES, massive_probe, probes
 from qgate.gate.measuring.segment_views import Passed, TakenTensors, plain_view
@@ -26,10 +29,13 @@ _UNIT = ARITHMETICS["float32"]
 
 
 @torch.no_grad()
-def sensitivities(base: Model, sample: Any, *, massive: bool = False) -> dict[str, float]:
+def sensitivities(
+    base: Model, sample: Any, *, massive: bool = False, inside: bool = False
+) -> dict[str, float]:
     """Return by site how many rounding errors of its inputs arrive at the worst row.
 
     massive   among massive values
+    inside    with those of the operators between
     """
     view = plain_view(base)
     short, name = next(probes(sample))
@@ -45,11 +51,14 @@ def sensitivities(base: Model, sample: Any, *, massive: bool = False) -> dict[st
         return {}  # A graph has no sample of one row.
     passed = view.read(recorder.tensors)
     generator = torch.Generator().manual_seed(0)
-    values = {
-        site: [moved(tensor, _STEP, generator).to(tensor.dtype) for tensor in tensors]
-        for site, tensors in passed.forwarded.items()
-    }
-    segments.replay(short, Passed(passed.actual, values), name, outputs)
+
+    def near(tensor: Tensor) -> Tensor:
+        near: Tensor = moved(tensor, _STEP, generator).to(tensor.dtype)
+        return near
+
+    values = {site: [*map(near, tensors)] for site, tensors in passed.forwarded.items()}
+    with MovedOperators(near) if inside else nullcontext():
+        segments.replay(short, Passed(passed.actual, values), name, outputs)
     return {
         site: math.sqrt(max(errors.worst.error, 0.0)) / _STEP
         for site, errors in segments.errors.items()
@@ -61,21 +70,24 @@ class SegmentNoise:
     """Float noise at the sites of a model by basis, measured once on a short sample."""
 
     sample: Any
-    _known: dict[tuple[str, bool], dict[str, float]] = field(default_factory=dict)
+    _known: dict[tuple[str, bool, bool], dict[str, float]] = field(default_factory=dict)
 
-    def of(self, base: Model, *, massive: bool = False) -> dict[str, float]:
+    def of(self, base: Model, *, massive: bool = False, inside: bool = False) -> dict[str, float]:
         """Return by site how many rounding errors arrive, usually or among massive values."""
-        key = base.basis, massive
+        key = base.basis, massive, inside
         if key not in self._known:
-            self._known[key] = sensitivities(base, self.sample, massive=massive)
+            self._known[key] = sensitivities(base, self.sample, massive=massive, inside=inside)
         return self._known[key]
 
     def among_massive(self, base: Model) -> dict[str, float]:
-        """Return by site how many times the usual noise there is among massive values."""
-        usual = self.of(base)
+        """Return by site how many times the usual noise there is among massive values.
+
+        Operators count: where massive values cancel, their roundings are what is left.
+        """
+        usual = self.of(base, inside=True)
         return {
             site: noise / max(1.0, usual.get(site, 1.0))
-            for site, noise in self.of(base, massive=True).items()
+            for site, noise in self.of(base, massive=True, inside=True).items()
         }
 
 

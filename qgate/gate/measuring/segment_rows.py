@@ -93,6 +93,8 @@ def explain_segment(segments: Segments, site: str, limit: float) -> str:
     words = words or _lost_channel(segments, site, worst)
     module = site.rpartition(":")[0]
     layer = segments.base.module.get_submodule(module) if ":" in site else None
+    if errors.unit and site.endswith(":output"):
+        words = words or _fault_of_torch(segments.model.module.get_submodule(module), worst, limit)
     if isinstance(layer, nn.RNNBase) and site.endswith(":output"):
         own = segments.model.module.get_submodule(module)
         words = recurrent_faults.recurrent_fault(layer, own, worst)
@@ -108,6 +110,33 @@ def explain_segment(segments: Segments, site: str, limit: float) -> str:
     agreeing = errors.agreeing(limit)
     others = f"; {' and '.join(agreeing)} agree{'s' * (len(agreeing) == 1)}" if agreeing else ""
     return f"is not {source}: {words} ({worst.place()}{others})"
+
+
+def _fault_of_torch(module: nn.Module, worst: Worst, limit: float) -> str:
+    """Say that torch's own convolution in 16 bits is wrong, which oneDNN computes on a CPU."""
+    weight, x = getattr(module, "weight", None), worst.inputs
+    if not isinstance(module, nn.modules.conv._ConvNd) or x is None or weight is None:
+        return ""
+
+    def gives(wanted: Tensor | None) -> bool:
+        product = exact_product(module, x, weight, dtype=weight.dtype)
+        product = None if product is None else product.movedim(1, -1)
+        if product is None or wanted is None or product.shape != wanted.shape:
+            return False
+        distance = (product.double() - wanted.double()).square().sum()
+        return float(distance) <= limit * float(wanted.double().square().sum())
+
+    if not gives(worst.actual):
+        return ""
+    # torch.backends.mkldnn.flags warns of GPUs.
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        is_right = gives(worst.expected)
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+    off = "torch's own convolution is wrong here, and right with torch.backends.mkldnn.enabled off"
+    return off if is_right else ""
 
 
 def _router_fault(segments: Segments, module: str) -> str:

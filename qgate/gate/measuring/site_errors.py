@@ -77,14 +77,33 @@ def _positions(tensor: Tensor) -> int:
     return tensor.numel() // tensor.shape[-1] if tensor.dim() > 2 and tensor.numel() else 0
 
 
-def row_pairs(model: Model, actual: list[Tensor], expected: list[Tensor]) -> Pairs:
-    """Pair the rows of all samples, without padding."""
+def row_pairs(
+    model: Model, name: str, actual: Sequence[Tensor], expected: Sequence[Tensor]
+) -> Pairs:
+    """Pair the rows of all samples at a site or of an output, without padding."""
+    check_alike(model, name, actual, expected)
     sides = zip(actual, expected, strict=True)
     rows = (
         zip(split_rows(a, sample), split_rows(e, sample), strict=True)
         for sample, (a, e) in zip(model.inputs, sides, strict=False)
     )
     return [pair for of_sample in rows for pair in of_sample]
+
+
+def check_alike(
+    model: Model, name: str, actual: Sequence[Tensor], expected: Sequence[Tensor]
+) -> None:
+    """Refuse a mode that has other tensors than the reference, or in other shapes."""
+    shapes, wanted = ([tuple(t.shape) for t in tensors] for tensors in (actual, expected))
+    if shapes == wanted:
+        return
+    pairs = zip(shapes, wanted, strict=False)
+    one, other = next((pair for pair in pairs if pair[0] != pair[1]), (None, wanted[0]))
+    returned = "not there" if one is None else f"of shape {one}"
+    raise QgateError(
+        f"{name} of {model.name} is {returned} in this mode, and of shape {other} in the "
+        "reference: return what the reference returns."
+    )
 
 
 def channels_last(pairs: Pairs, axis: int) -> Pairs:

@@ -1,7 +1,7 @@
 """Runs in training mode, which compute what they compute in evaluation, with the same gradients.
 
 Code that asks whether a module trains runs in no other gate. Dropout and norms over a batch stay as
-in evaluation: they are others by design.
+in evaluation: they are others by design. What stands behind checkpoints runs again on the way back.
 """
 
 from __future__ import annotations
@@ -13,14 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qgate.capture.running import next_token_loss
+from qgate.devices import exact_math
+from qgate.errors import first_line
 from qgate.gate.measuring.segment_rows import pattern
 from qgate.gate.measuring.segment_views import TakenTensors
 from qgate.gate.measuring.segments import Segments, Worst
+from qgate.hooks.recomputing import real_checkpoints
 from qgate.models import Model
 from qgate.models.refusals import LENGTH_REFUSALS
 
 _OTHERS_BY_DESIGN = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 _OTHERWISE = "is not in training mode what it is in evaluation"
+_AGAIN = "behind torch.utils.checkpoint, which runs code again on the way back,"
 _NOISE = 64.0
 """Roundings of float32 by which a row may be off."""
 _TINY = 1e-30
@@ -28,12 +33,16 @@ _TINY = 1e-30
 
 @contextmanager
 def training_mode(root: nn.Module) -> Iterator[None]:
-    """Switch modules to training for a while, but for dropout and norms over a batch."""
+    """Switch modules to training for a while, but for dropout and norms over a batch.
+
+    Buffers get back what they held: spectral norms learn theirs in training.
+    """
     switched = [
         module
         for module in root.modules()
         if not module.training and not isinstance(module, _OTHERS_BY_DESIGN)
     ]
+    held = [(buffer, buffer.clone()) for buffer in root.buffers()] if switched else []
     try:
         for module in switched:
             module.training = True
@@ -41,6 +50,9 @@ def training_mode(root: nn.Module) -> Iterator[None]:
     finally:
         for module in switched:
             module.training = False
+        with torch.no_grad():
+            for buffer, before in held:
+                buffer.copy_(before)
 
 
 def trains_as_it_runs(base: Model, sample: Any) -> bool:
@@ -90,3 +102,50 @@ def training_fault(
                 return None
             return site, f"{_OTHERWISE}: {pattern(Worst(actual=a, expected=r), _TINY)}"
     return None
+
+
+def recomputing_fault(model: Model, sample: Any) -> tuple[str, str] | None:
+    """Return a parameter that gets another gradient where code behind checkpoints runs again.
+
+    Nothing is said of a model that does not repeat its own gradients.
+    """
+    expected = _gradients(model, sample)
+    repeated = _gradients(model, sample)
+    if any(not torch.equal(expected[name], repeated[name]) for name in expected):
+        return None
+    try:
+        with real_checkpoints():
+            recomputed = _gradients(model, sample)
+    except RuntimeError as error:  # torch compares shapes and numbers of tensors
+        return next(iter(expected)), f"{_AGAIN} has no gradient: {first_line(error)}"
+    for name, gradient in expected.items():
+        a, r = recomputed[name].float(), gradient.float()
+        room = torch.finfo(gradient.dtype).eps * (_NOISE if gradient.dtype == torch.float32 else 1)
+        if not torch.linalg.vector_norm(a - r) <= room * torch.linalg.vector_norm(r):
+            actual, wanted = (t.reshape(-1, t.shape[-1] if t.dim() else 1) for t in (a, r))
+            words = pattern(Worst(actual=actual, expected=wanted), _TINY).replace("token", "row")
+            return name, f"{_AGAIN} has another gradient: {words}"
+    return None
+
+
+def _gradients(model: Model, sample: Any) -> dict[str, Tensor]:
+    """Return the gradients of a loss by the site of a parameter; what they were before stays."""
+    trained = {
+        name: parameter
+        for name, parameter in model.module.named_parameters()
+        if parameter.requires_grad
+    }
+    before = [parameter.grad for parameter in trained.values()]
+    try:
+        for parameter in trained.values():
+            parameter.grad = None
+        with torch.enable_grad(), exact_math():
+            next_token_loss(model.outputs(sample)["logits"], sample).backward()
+        return {
+            ":".join(name.rpartition(".")[::2]): parameter.grad.clone()
+            for name, parameter in trained.items()
+            if parameter.grad is not None
+        }
+    finally:
+        for parameter, gradient in zip(trained.values(), before, strict=True):
+            parameter.grad = gradient
