@@ -21,7 +21,7 @@ MOST_OTHERS = 0.03
 
 def describe_codes(weight: QuantizedWeight, parent: Tensor) -> str:
     """Name the rule that gives the codes of a weight; empty if it is to the nearest, or unknown."""
-    if weight.zero_points is not None or weight.offsets is not None or weight.blocks is not None:
+    if weight.offsets is not None or weight.blocks is not None:
         return ""
     rows = min(MOST_ROWS, len(weight.elements))
     rows = rows // min(weight.tile[0], rows) * min(weight.tile[0], rows)
@@ -31,6 +31,14 @@ def describe_codes(weight: QuantizedWeight, parent: Tensor) -> str:
         return ""
     ratios = parent[:rows].double().numpy() / scales
     codes = some.float_elements().double().numpy()
+    if weight.element.startswith(("int", "uint")):
+        zeros = 0.0 if some.zero_points is None else some.spread(some.zero_points).double().numpy()
+        low, high = codes.min(), codes.max()
+        is_cut = (np.rint(ratios + zeros).clip(low, high) == codes).mean() >= 1 - MOST_OTHERS
+        if low < high and is_cut:
+            return f"codes are cut off at {low:g} and {high:g} of {weight.element}"
+    if weight.zero_points is not None:
+        return ""
     for words, values in _rules(ratios, weight.element):
         if float((values != codes).mean()) <= MOST_OTHERS:
             return words

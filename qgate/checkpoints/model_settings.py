@@ -49,6 +49,8 @@ LLAMA_NAMES = {
     "expert_used_count": "num_experts_per_tok",
 }
 """Fields of GGUF after the architecture, and the settings of config.json that they hold."""
+KEYS = re.compile(r"^(model\.)?layers\.\d+\.self_attn\.k_proj\.weight$")
+"""Keys of decoders, of those without towers."""
 SINGLE = 1e-6
 """Relative difference of numbers in single precision."""
 
@@ -76,6 +78,26 @@ def changed_settings(child: Checkpoint, parent: Checkpoint) -> Iterator[Checkpoi
             continue
         yield CheckpointFinding(
             f"config.json {one_line(name)}", f"it is {words}: copy the parent's value"
+        )
+    yield from wrong_heads(child, parent)
+
+
+def wrong_heads(child: Checkpoint, parent: Checkpoint) -> Iterator[CheckpointFinding]:
+    """Find a number of heads of keys that the parent does not state, and its tensors have not."""
+    own, others = child.model_settings, parent.model_settings
+    rows = {entry.shape[0] for name, entry in parent.entries.items() if KEYS.search(name)}
+    stated, heads = own.get("num_key_value_heads"), own.get("num_attention_heads")
+    hidden, width = own.get("hidden_size"), own.get("head_dim")
+    if others.get("num_key_value_heads") is not None or len(rows) != 1:
+        return
+    if width is None and isinstance(hidden, int) and isinstance(heads, int) and heads:
+        width = hidden // heads
+    (height,) = rows
+    if isinstance(stated, int) and isinstance(width, int) and stated * width not in (0, height):
+        yield CheckpointFinding(
+            "config.json num_key_value_heads",
+            f"it is {stated} here, and the parent's keys have {height // width} heads of {width}: "
+            f"state {height // width}, or leave it out",
         )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qgate.checkpoints.bnb_weights import PACKINGS_OF_4_BITS
 from qgate.checkpoints.grids import (
+    AWQ_ORDER,
     FP4_UNIT,
     QuantizedWeight,
     as_rows,
@@ -141,10 +142,6 @@ def _order_of_groups(index: Tensor, groups: int, name: str) -> Tensor | None:
             f"to {high}."
         )
     return None if bool((index.diff() >= 0).all()) else index.argsort(stable=True)
-
-
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The position in a word of each of eight neighboring outputs."""
 
 
 def _awq(parts: Parts) -> QuantizedWeight:

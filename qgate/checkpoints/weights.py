@@ -114,7 +114,16 @@ def judge_weight(pair: WeightPair) -> Judgement:
         outcome="quantized",
         figures=figures,
     )
-    return result, [*findings, *declared_causes(pair.recipe, result, form, rows.shape[1])]
+    findings += declared_causes(pair.recipe, result, form, rows.shape[1])
+    zeros = rows.sample().zero_points if pair.recipe.method == "compressed-tensors" else None
+    declared = pair.recipe.format_of(weight.name.removesuffix(".weight"))
+    is_symmetric = declared is not None and not declared.has_zero_points
+    if is_symmetric and zeros is not None and bool(zeros.any()):
+        words = (
+            "it has zero points, and the recipe declares symmetric codes: engines leave them out"
+        )
+        findings.append(CheckpointFinding(weight.name, words))
+    return result, findings
 
 
 def _with_local_cause(

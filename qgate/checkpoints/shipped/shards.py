@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from qgate.checkpoints.record import CheckpointFinding
+from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord
 from qgate.checkpoints.shipped.files import ShippedFiles, is_missing
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.wrong_files import NO_WEIGHTS
-from qgate.text import one_line
+from qgate.text import counted, one_line
 from qgate.text.numbers import megabytes
 
 INDEX = "model.safetensors.index.json"
@@ -31,7 +31,8 @@ def shard_findings(
     weight_map = listed if isinstance(listed, Mapping) else {}
     if weight_map:
         yield from _index_findings(checkpoint, weight_map)
-        yield from _total_findings(checkpoint, index, parent)
+        if not lost_shards(checkpoint, weight_map):
+            yield from _total_findings(checkpoint, index, parent)
     opened = {entry.file for entry in checkpoint.entries.values()}
     indexed = set(map(str, weight_map.values()))
     for name, is_folder in child.names.items():
@@ -45,11 +46,36 @@ def shard_findings(
     yield from _code_findings(child, parent)
 
 
+def leave_out_lost(record: CheckpointRecord, child: Checkpoint) -> None:
+    """Leave out findings of weights whose shard is missing, which is a finding itself."""
+    listed = ShippedFiles(child).settings(INDEX).get("weight_map")
+    lost = lost_shards(child, listed) if isinstance(listed, Mapping) else {}
+    names = {name.rpartition(".")[0] for names in lost.values() for name in names}
+    record.findings = [f for f in record.findings if f.subject.rpartition(".")[0] not in names]
+
+
+def lost_shards(checkpoint: Checkpoint, weight_map: Mapping[str, object]) -> dict[str, list[str]]:
+    """Return files that an index names and a folder with others of them lacks, with tensors."""
+    files = {entry.file for entry in checkpoint.entries.values()}
+    listed = {str(file) for file in weight_map.values()}
+    names = ShippedFiles(checkpoint).names
+    lost = [file for file in sorted(listed) if file not in names] if listed & files else []
+    return {file: [n for n, own in weight_map.items() if str(own) == file] for file in lost}
+
+
 def _index_findings(
     checkpoint: Checkpoint, weight_map: Mapping[str, object]
 ) -> Iterator[CheckpointFinding]:
     entries = checkpoint.entries
     gone = [name for name in weight_map if name not in entries]
+    lost = lost_shards(checkpoint, weight_map)
+    for file, names in lost.items():
+        yield CheckpointFinding(
+            one_line(file),
+            f"the shard is missing: the index has {counted(len(names), 'tensor')} in it, first "
+            f"{one_line(names[0])!r}; copy it",
+        )
+    gone = [name for name in gone if str(weight_map[name]) not in lost]
     if gone:
         first = gone[0]
         yield CheckpointFinding(

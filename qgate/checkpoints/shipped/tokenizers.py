@@ -238,6 +238,11 @@ def _setting_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[Che
         # Classes and calibration add tokens that a model without them does not need.
         if one != other and not (other is None and key not in ADDED_MATTER):
             yield differs(CONFIG, key, one, other)
+        # Some loaders read this file first, where it is there.
+        again, parents_again = _stated(child, SPECIAL, key), _stated(parent, SPECIAL, key)
+        if again not in (None, one, parents_again):
+            words = f"it is {value_text(again)} here and {value_text(one)} in {CONFIG}"
+            yield CheckpointFinding(f"{SPECIAL} {key}", f"{words}: copy it from the parent")
     own_extra, parent_extra = _extra_tokens(child), _extra_tokens(parent)
     if parent_extra - own_extra:
         yield differs(CONFIG, "extra_special_tokens", sorted(own_extra), sorted(parent_extra))
@@ -250,12 +255,14 @@ def _same_class(one: str, other: str) -> bool:
 
 def special_token(files: ShippedFiles, key: str) -> str | None:
     """Return a special token, which is a text, or a record with one, in one of two files."""
-    for name in (CONFIG, SPECIAL):
-        value = files.settings(name).get(key)
-        value = value.get("content") if isinstance(value, Mapping) else value
-        if value is not None:
-            return str(value)
-    return None
+    own = _stated(files, CONFIG, key)
+    return _stated(files, SPECIAL, key) if own is None else own
+
+
+def _stated(files: ShippedFiles, name: str, key: str) -> str | None:
+    value = files.settings(name).get(key)
+    value = value.get("content") if isinstance(value, Mapping) else value
+    return None if value is None else str(value)
 
 
 def _extra_tokens(files: ShippedFiles) -> set[str]:
@@ -273,7 +280,7 @@ def _extra_tokens(files: ShippedFiles) -> set[str]:
 
 
 def _template_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[CheckpointFinding]:
-    (_, own), (file, parents) = templates_of(child), templates_of(parent)
+    (first, own), (file, parents) = templates_of(child), templates_of(parent)
     for name, template in parents.items():
         key = f"chat_template {name}".rstrip()
         if name not in own:
@@ -288,21 +295,29 @@ def _template_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[Ch
             number = next(n for n in range(length) if padded[0][n] != padded[1][n])
             yield differs(file, f"{key} line {number + 1}", padded[0][number], padded[1][number])
 
+    for other in TEMPLATES:
+        again = _templates_in(child, other)
+        differing = [name for name, text in again.items() if own.get(name, text) != text]
+        if differing and again != _templates_in(parent, other):
+            words = f"it is another one than that of {first}, which not all loaders read"
+            yield CheckpointFinding(f"{other} chat_template", f"{words}: remove it")
+
 
 def templates_of(files: ShippedFiles) -> tuple[str, dict[str, str]]:
     """Return the chat templates by name, and the file of the first that there is."""
-    for name in TEMPLATES:
-        value: object = None
-        if name.endswith(".jinja"):
-            value = files.text(name) or None
-        else:
-            value = files.settings(name).get("chat_template")
-        named = value if isinstance(value, list) else [{"name": "", "template": value}]
-        templates = {
-            str(entry.get("name")).replace("default", ""): str(entry["template"]).removesuffix("\n")
-            for entry in named
-            if isinstance(entry, Mapping) and isinstance(entry.get("template"), str)
-        }
-        if templates:
-            return name, templates
-    return TEMPLATES[0], {}
+    sources = ((name, _templates_in(files, name)) for name in TEMPLATES)
+    return next((source for source in sources if source[1]), (TEMPLATES[0], {}))
+
+
+def _templates_in(files: ShippedFiles, name: str) -> dict[str, str]:
+    value: object = None
+    if name.endswith(".jinja"):
+        value = files.text(name) or None
+    else:
+        value = files.settings(name).get("chat_template")
+    named = value if isinstance(value, list) else [{"name": "", "template": value}]
+    return {
+        str(entry.get("name")).replace("default", ""): str(entry["template"]).removesuffix("\n")
+        for entry in named
+        if isinstance(entry, Mapping) and isinstance(entry.get("template"), str)
+    }
