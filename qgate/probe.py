@@ -574,7 +574,7 @@ def _logical(module: Any, count: int) -> list[int]:
     numbers = _expert_numbers(module, count)
     places = getattr(module, "logical_to_physical_map", None)
     if isinstance(places, Tensor):
-        logical = {place: n for n, row in enumerate(places.tolist()) for place in row if place >= 0}
+        logical = {slot: n for n, row in enumerate(places.tolist()) for slot in row if slot >= 0}
         return [logical[number] for number in numbers]
     location: Any = sys.modules.get("sglang.srt.eplb.expert_location")
     metadata = location and location.get_global_expert_location_metadata()
@@ -582,8 +582,8 @@ def _logical(module: Any, count: int) -> list[int]:
         own = metadata.physical_to_logical_map[module.layer_id].tolist()
         return [own[number] for number in numbers]
     config = getattr(module, "moe_config", None)
-    experts, known = (getattr(config, f"num_{kind}experts", None) for kind in ("", "logical_"))
-    if experts != known and known is not None:
+    physical, stored = (getattr(config, f"num_{kind}experts", None) for kind in ("", "logical_"))
+    if physical != stored and stored is not None:
         raise ValueError("experts are doubled by EPLB, and which ones is not known here")
     return numbers
 

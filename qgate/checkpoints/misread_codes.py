@@ -17,8 +17,8 @@ Change = Callable[[QuantizedWeight], QuantizedWeight | None]
 def misread_codes(weight: QuantizedWeight) -> Iterator[tuple[str, Change, bool]]:
     """Yield what was misread in words, undone, and whether that has another format."""
     for axis, to_order in itertools.product((0, 1), (True, False)):
-        here, there = ("of AWQ", "of their neighbors")[:: 1 if to_order else -1]
-        words = f"the codes of each word are read in the order {here}, and stand in that {there}"
+        read, stored = ("of AWQ", "of their neighbors")[:: 1 if to_order else -1]
+        words = f"the codes of each word are read in the order {read}, and stand in that {stored}"
         for has_zeros in (True, False) if axis == 0 and weight.has_zero_points else (False,):
             change = partial(_reordered, axis=axis, to_order=to_order, has_zeros=has_zeros)
             yield words, change, False

@@ -84,11 +84,11 @@ def changed_settings(child: Checkpoint, parent: Checkpoint) -> Iterator[Checkpoi
 
 def wrong_heads(child: Checkpoint, parent: Checkpoint) -> Iterator[CheckpointFinding]:
     """Find a number of heads of keys that the parent does not state, and its tensors have not."""
-    own, others = child.model_settings, parent.model_settings
+    own, parents = child.model_settings, parent.model_settings
     rows = {entry.shape[0] for name, entry in parent.entries.items() if KEYS.search(name)}
     stated, heads = own.get("num_key_value_heads"), own.get("num_attention_heads")
     hidden, width = own.get("hidden_size"), own.get("head_dim")
-    if others.get("num_key_value_heads") is not None or len(rows) != 1:
+    if parents.get("num_key_value_heads") is not None or len(rows) != 1:
         return
     if width is None and isinstance(hidden, int) and isinstance(heads, int) and heads:
         width = hidden // heads

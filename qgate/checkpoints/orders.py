@@ -24,14 +24,14 @@ LINES = ("rows", "columns")
 
 def order_of_lines(values: Tensor, parent: Tensor, axis: int) -> Tensor | None:
     """Return which of the parent's rows (axis 0) or columns each one is; None for no new order."""
-    own, others = (x.float() if axis == 0 else x.float().T for x in (values, parent))
+    own, parents = (x.float() if axis == 0 else x.float().T for x in (values, parent))
     count, length = own.shape
     if not 2 < count <= MOST_LINES or length < 2:
         return None
     step = -(-length // SEEN)
     units = [
         x / x.norm(dim=1, keepdim=True).clamp(min=1e-30)
-        for x in (own[:, ::step], others[:, ::step])
+        for x in (own[:, ::step], parents[:, ::step])
     ]
     cosines, order = (units[0] @ units[1].T).max(1)
     # Lines of nothing but zeros, or broken ones, stay where they are.

@@ -125,9 +125,9 @@ def explain_error(
     orders = [] if explained else [*order_faults(weight, parent)]
     explained = (
         explained
-        or (find_fault(parent, *orders) if orders else "")
         or _find_fault(*leading, wrong_size(*leading), is_part=False)
         or wrong_columns(leading[0].values(), leading[1], measured(*leading).least)
+        or (find_fault(parent, *orders) if orders else "")
         or _lone_scales(*leading)
         or _zero_rows(compared)
         or find_fault(parent, wrong_powers(weight, parent))

@@ -68,9 +68,10 @@ def precision_findings(
                 f"config.json declares {declared}: store {parents}, or declare {dtype}",
             )
     yield from _size_findings(child, pairs)
-    kept = {own.dtype for own, other in pairs if own.dtype == other.dtype} & set(HALVES)
-    if declared in HALVES and len(kept) == 1 and declared not in kept | {_declared(parent)}:
-        (stored,) = kept
+    dtypes = {own.dtype for own, other in pairs if own.dtype == other.dtype} & set(HALVES)
+    is_free = recipe.method not in HALF_METHODS and declared in HALVES
+    if is_free and len(dtypes) == 1 and dtypes == {_declared(parent)} != {declared}:
+        (stored,) = dtypes
         yield CheckpointFinding(
             "config.json dtype",
             f"it declares {declared}, and tensors that are not quantized are {stored} as in the "

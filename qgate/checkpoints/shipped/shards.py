@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
+from qgate.checkpoints.accounting import ALONE
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord
 from qgate.checkpoints.shipped.files import ShippedFiles, is_missing
 from qgate.checkpoints.stored import Checkpoint
@@ -51,7 +52,11 @@ def leave_out_lost(record: CheckpointRecord, child: Checkpoint) -> None:
     listed = ShippedFiles(child).settings(INDEX).get("weight_map")
     lost = lost_shards(child, listed) if isinstance(listed, Mapping) else {}
     names = {name.rpartition(".")[0] for names in lost.values() for name in names}
-    record.findings = [f for f in record.findings if f.subject.rpartition(".")[0] not in names]
+    record.findings = [
+        finding
+        for finding in record.findings
+        if finding.cause != ALONE or finding.subject.rpartition(".")[0] not in names
+    ]
 
 
 def lost_shards(checkpoint: Checkpoint, weight_map: Mapping[str, object]) -> dict[str, list[str]]:

@@ -239,9 +239,9 @@ def _setting_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[Che
         if one != other and not (other is None and key not in ADDED_MATTER):
             yield differs(CONFIG, key, one, other)
         # Some loaders read this file first, where it is there.
-        again, parents_again = _stated(child, SPECIAL, key), _stated(parent, SPECIAL, key)
-        if again not in (None, one, parents_again):
-            words = f"it is {value_text(again)} here and {value_text(one)} in {CONFIG}"
+        repeated, parents_repeated = _stated(child, SPECIAL, key), _stated(parent, SPECIAL, key)
+        if repeated not in (None, one, parents_repeated):
+            words = f"it is {value_text(repeated)} here and {value_text(one)} in {CONFIG}"
             yield CheckpointFinding(f"{SPECIAL} {key}", f"{words}: copy it from the parent")
     own_extra, parent_extra = _extra_tokens(child), _extra_tokens(parent)
     if parent_extra - own_extra:
@@ -296,9 +296,9 @@ def _template_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[Ch
             yield differs(file, f"{key} line {number + 1}", padded[0][number], padded[1][number])
 
     for other in TEMPLATES:
-        again = _templates_in(child, other)
-        differing = [name for name, text in again.items() if own.get(name, text) != text]
-        if differing and again != _templates_in(parent, other):
+        templates = _templates_in(child, other)
+        differing = [name for name, text in templates.items() if own.get(name, text) != text]
+        if differing and templates != _templates_in(parent, other):
             words = f"it is another one than that of {first}, which not all loaders read"
             yield CheckpointFinding(f"{other} chat_template", f"{words}: remove it")
 
