@@ -114,6 +114,8 @@ def declared_causes(
         yield CheckpointFinding(record.name, f"it is {stored}, and the recipe ignores it")
     elif stored is not None and declared is not None and not same_format(stored, declared, columns):
         yield CheckpointFinding(record.name, f"it is {stored}, and the recipe declares {declared}")
+    elif stored is not None and declared is None and recipe.names_modules:
+        yield CheckpointFinding(record.name, f"it is {stored}, and the recipe does not name it")
 
 
 def same_format(stored: DeclaredFormat, declared: DeclaredFormat, columns: int = 0) -> bool:

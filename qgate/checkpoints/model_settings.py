@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from qgate.checkpoints.gguf.recipes import CONFIGURATION
 from qgate.checkpoints.record import CheckpointFinding
 from qgate.checkpoints.stored import Checkpoint
-from qgate.text import one_line
+from qgate.text import counted, one_line
 
 LEFT_OUT = re.compile(
     r"(^|\.)(_.*|torch_dtype|dtype|transformers_version|use_cache|architectures|auto_map|"
@@ -79,25 +79,39 @@ def changed_settings(child: Checkpoint, parent: Checkpoint) -> Iterator[Checkpoi
         yield CheckpointFinding(
             f"config.json {one_line(name)}", f"it is {words}: copy the parent's value"
         )
-    yield from wrong_heads(child, parent)
+    yield from _wrong_heads(child, parent)
+    yield from _lost_names(child, parent)
 
 
-def wrong_heads(child: Checkpoint, parent: Checkpoint) -> Iterator[CheckpointFinding]:
-    """Find a number of heads of keys that the parent does not state, and its tensors have not."""
+def _lost_names(child: Checkpoint, parent: Checkpoint) -> Iterator[CheckpointFinding]:
+    """Find names of the architecture that loaders need, and that are lost."""
+    for key in ("model_type", "architectures"):
+        if (
+            child.model_settings
+            and parent.model_settings.get(key)
+            and not child.model_settings.get(key)
+        ):
+            words = f"missing here and {_text(parent.model_settings[key])} in the parent"
+            yield CheckpointFinding(f"config.json {key}", f"it is {words}: copy the parent's value")
+
+
+def _wrong_heads(child: Checkpoint, parent: Checkpoint) -> Iterator[CheckpointFinding]:
+    """Find heads of keys that the parent does not state, and its tensors have not."""
     own, parents = child.model_settings, parent.model_settings
+    added = [key for key in DERIVED if own.get(key) is not None and parents.get(key) is None]
     rows = {entry.shape[0] for name, entry in parent.entries.items() if KEYS.search(name)}
-    stated, heads = own.get("num_key_value_heads"), own.get("num_attention_heads")
-    hidden, width = own.get("hidden_size"), own.get("head_dim")
-    if parents.get("num_key_value_heads") is not None or len(rows) != 1:
+    hidden, heads = own.get("hidden_size"), own.get("num_attention_heads")
+    if not added or len(rows) != 1 or not isinstance(hidden, int) or not isinstance(heads, int):
         return
-    if width is None and isinstance(hidden, int) and isinstance(heads, int) and heads:
-        width = hidden // heads
+    width, count = (own.get(key) for key in DERIVED)
+    width = hidden // max(1, heads) if width is None else width
+    count = heads if count is None else count
     (height,) = rows
-    if isinstance(stated, int) and isinstance(width, int) and stated * width not in (0, height):
+    if isinstance(count, int) and isinstance(width, int) and count * width not in (0, height):
         yield CheckpointFinding(
-            "config.json num_key_value_heads",
-            f"it is {stated} here, and the parent's keys have {height // width} heads of {width}: "
-            f"state {height // width}, or leave it out",
+            f"config.json {added[0]}",
+            f"it is {_text(own[added[0]])} here, with {counted(count, 'head')} of {width}, and the "
+            f"parent's keys have {height} rows: leave it out, as the parent does",
         )
 
 

@@ -257,7 +257,8 @@ def decode(
     tensors = {ending: checkpoint.read(entry.name) for ending, entry in weight.parts.items()}
     offset = gptq_zero_offset(checkpoint.configuration)
     tile = next(iter(tiles_of(weight, recipe)), None)
-    parts = Parts(weight.name, tensors, recipe.bits, zero_offset=offset, tile=tile)
+    bits = recipe.bits_of(weight.name.removesuffix(".weight"))
+    parts = Parts(weight.name, tensors, bits, zero_offset=offset, tile=tile)
     return decode_parts(weight, parts)
 
 

@@ -51,6 +51,7 @@ class Recipe:
     ignore  patterns of modules that stay in high precision
     bits    of packed integers, where the tensors do not tell
     mix     the mix of types that a GGUF file names
+    zero    of all groups, which some kernels take instead of those that are stored; None for none
     """
 
     method: str = ""
@@ -58,6 +59,7 @@ class Recipe:
     ignore: tuple[str, ...] = ()
     bits: int = 0
     mix: str = ""
+    zero: int | None = None
 
     def ignores(self, module: str) -> bool:
         return any(matches(pattern, module) for pattern in self.ignore)
@@ -72,6 +74,18 @@ class Recipe:
                 elif matches(target, module):
                     return group.format
         return general
+
+    @property
+    def names_modules(self) -> bool:
+        """Tell if all targets are patterns of modules, and none is a class."""
+        targets = [target for group in self.groups for target in group.targets]
+        return bool(targets) and all(re.search(r"^re:|[.*]", target) for target in targets)
+
+    def bits_of(self, module: str) -> int:
+        """Return the bits of packed integers in a module, 0 where the tensors tell them."""
+        declared = self.format_of(module) if self.bits else None
+        digits = re.search(r"\d+", declared.element) if declared is not None else None
+        return int(digits[0]) if digits is not None else self.bits
 
     def tile_of(self, module: str) -> tuple[int | None, int | None]:
         """Return rows and columns that share a scale in a module, None where nothing tells."""
@@ -133,11 +147,26 @@ def _gptq(settings: Settings) -> Recipe:
     if bits not in (2, 3, 4, 8):
         raise ValueError(f"bits is {bits}; 2, 3, 4 and 8 can be read")
     _check_layout(settings, "checkpoint_format", GPTQ_LAYOUTS)
+    skipped = [] if settings.get("lm_head") is True else ["lm_head"]
+    groups = []
+    for pattern, change in _settings(settings, "dynamic").items():
+        # GPTQModel's: modules that are left out, and those with other settings.
+        if pattern.startswith("-:"):
+            skipped.append(f"re:{pattern[2:]}")
+        elif isinstance(change, Mapping):
+            own = _gptq_format({"bits": bits, **settings, **change})
+            groups.append(RecipeGroup((f"re:{pattern.removeprefix('+:')}",), own))
+    blocks = settings.get("modules_in_block_to_quantize")
+    names = [str(name) for block in blocks for name in block] if isinstance(blocks, list) else []
+    groups.append(RecipeGroup(tuple(names) or ("Linear",), _gptq_format(settings)))
+    zero = 1 << (bits - 1) if settings.get("sym") is True else None
+    return Recipe("gptq", tuple(groups), tuple(skipped), bits, zero=zero)
+
+
+def _gptq_format(settings: Settings) -> DeclaredFormat:
     size = settings.get("group_size")
     columns = size if isinstance(size, int) and size > 0 else None
-    declared = DeclaredFormat(f"uint{bits}", (1, columns), has_zero_points=True)
-    skipped = () if settings.get("lm_head") is True else ("lm_head",)
-    return Recipe("gptq", (RecipeGroup(("Linear",), declared),), skipped, bits)
+    return DeclaredFormat(f"uint{_number(settings, 'bits')}", (1, columns), has_zero_points=True)
 
 
 GPTQ_LAYOUTS = {"gptq": 1, "gptq_v2": 0}

@@ -38,7 +38,7 @@ def shipped_findings(
     own = ShippedFiles(child)
     yield from own.broken()
     yield from stray_scales(child, weights)
-    yield from declaration_findings(child, weights)
+    yield from declaration_findings(child, weights, recipe)
     if not child.is_gguf:
         yield from card_findings(own, _formats(child, weights, recipe))
     if parent is None:

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from qgate.checkpoints.accounting import ALONE
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord
-from qgate.checkpoints.shipped.files import ShippedFiles, is_missing
+from qgate.checkpoints.shipped.files import ShippedFiles, differs, is_missing, same_value
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.wrong_files import NO_WEIGHTS
 from qgate.text import counted, one_line
@@ -88,14 +88,15 @@ def _index_findings(
             f"{len(gone):,} of {len(weight_map):,} tensors that it names are in no file, first in "
             f"{one_line(str(weight_map[first]))!r}: write the index again",
         )
-    for name, entry in entries.items():
-        stated = weight_map.get(name)
-        if stated is not None and str(stated) != entry.file:
-            yield CheckpointFinding(
-                f"{INDEX} {one_line(name)}",
-                f"it is {one_line(str(stated))!r} here, and the tensor lies in {entry.file!r}: "
-                "write the index again",
-            )
+    stated = {name: str(weight_map[name]) for name in entries if name in weight_map}
+    moved = [name for name, file in stated.items() if file != entries[name].file]
+    if moved:
+        first, more = moved[0], f" ({len(moved):,} tensors)" if len(moved) > 1 else ""
+        yield CheckpointFinding(
+            f"{INDEX} {one_line(first)}",
+            f"it is {one_line(stated[first])!r} here, and the tensor lies in "
+            f"{entries[first].file!r}{more}: write the index again",
+        )
     unlisted = [name for name in entries if name not in weight_map]
     if unlisted:
         first = unlisted[0]
@@ -139,3 +140,17 @@ def _code_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[Checkp
     for name in PROCESSORS:
         if parent.has(name) and not child.has(name) and not child.has("processor_config.json"):
             yield is_missing(name)
+        for key, own, parents in _unlike(child.settings(name), parent.settings(name)):
+            yield differs(name, key, own, parents)
+
+
+def _unlike(
+    own: Mapping[str, object], parents: Mapping[str, object], path: str = ""
+) -> Iterator[tuple[str, object, object]]:
+    """Yield values of one kind that differ; versions write names and sizes otherwise."""
+    for key in (key for key in parents if key in own and not key.endswith(("_type", "_class"))):
+        one, other = own[key], parents[key]
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _unlike(one, other, f"{path}{key}.")
+        elif type(one) is type(other) and not same_value(one, other):
+            yield f"{path}{key}", one, other

@@ -38,6 +38,8 @@ SETTINGS = (
     "split_special_tokens", "spaces_between_special_tokens", "tokenizer_class",
 )  # fmt: skip
 """Settings that change tokens; each is compared where both sides state it."""
+OFF = ("add_eos_token",)
+"""Settings that are off where nothing states them."""
 ANY_CLASS = ("PreTrainedTokenizer", "TokenizersBackend")
 """Names of classes that stand for whatever `tokenizer.json` holds."""
 LEFT_BY_CALIBRATION = {
@@ -226,9 +228,10 @@ def _added_findings(
 def _setting_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[CheckpointFinding]:
     own, parents = child.settings(CONFIG), parent.settings(CONFIG)
     for key in SETTINGS:
-        if key not in own or key not in parents:
+        is_stated = key in own and key in parents
+        if not is_stated and not (key in OFF and own.get(key) and not parents.get(key)):
             continue
-        one, other = own[key], parents[key]
+        one, other = own[key], parents.get(key)
         if key == "tokenizer_class" and _same_class(str(one), str(other)):
             continue
         if not same_value(one, other):
@@ -243,9 +246,22 @@ def _setting_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[Che
         if repeated not in (None, one, parents_repeated):
             words = f"it is {value_text(repeated)} here and {value_text(one)} in {CONFIG}"
             yield CheckpointFinding(f"{SPECIAL} {key}", f"{words}: copy it from the parent")
+    yield from _decoder_findings(child)
     own_extra, parent_extra = _extra_tokens(child), _extra_tokens(parent)
     if parent_extra - own_extra:
         yield differs(CONFIG, "extra_special_tokens", sorted(own_extra), sorted(parent_extra))
+
+
+def _decoder_findings(child: ShippedFiles) -> Iterator[CheckpointFinding]:
+    """Find added tokens whose ids two files of the tokenizer give to other texts."""
+    texts = {rules.get("id"): text for text, rules in added_tokens(child.settings(FAST)).items()}
+    for number, rules in section_of(child.settings(CONFIG), "added_tokens_decoder").items():
+        token = rules.get("content") if isinstance(rules, Mapping) else None
+        text = texts.get(int(number)) if number.isdecimal() else None
+        if token is not None and text is not None and token != text:
+            words = f"it is {value_text(token)} here and {value_text(text)} in {FAST}"
+            where = f"{CONFIG} added_tokens_decoder.{number}"
+            yield CheckpointFinding(where, f"{words}: copy both from the parent")
 
 
 def _same_class(one: str, other: str) -> bool:
