@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from qgate.checkpoints.gguf.recipes import CONFIGURATION, file_type_name
 from qgate.errors import QgateError
@@ -75,17 +76,10 @@ class Recipe:
                     return group.format
         return general
 
-    @property
-    def names_modules(self) -> bool:
-        """Tell if all targets are patterns of modules, and none is a class."""
-        targets = [target for group in self.groups for target in group.targets]
-        return bool(targets) and all(re.search(r"^re:|[.*]", target) for target in targets)
-
     def bits_of(self, module: str) -> int:
         """Return the bits of packed integers in a module, 0 where the tensors tell them."""
         declared = self.format_of(module) if self.bits else None
-        digits = re.search(r"\d+", declared.element) if declared is not None else None
-        return int(digits[0]) if digits is not None else self.bits
+        return self.bits if declared is None else int(re.sub(r"\D", "", declared.element))
 
     def tile_of(self, module: str) -> tuple[int | None, int | None]:
         """Return rows and columns that share a scale in a module, None where nothing tells."""
@@ -94,12 +88,8 @@ class Recipe:
 
     def idle_patterns(self, modules: Iterable[str]) -> list[str]:
         """List the patterns of `ignore` that match no module."""
-        modules = list(modules)
-        return [
-            pattern
-            for pattern in self.ignore
-            if not any(matches(pattern, module) for module in modules)
-        ]
+        names = list(modules)
+        return [p for p in self.ignore if not any(matches(p, name) for name in names)]
 
 
 def matches(pattern: str, module: str) -> bool:
@@ -148,17 +138,16 @@ def _gptq(settings: Settings) -> Recipe:
         raise ValueError(f"bits is {bits}; 2, 3, 4 and 8 can be read")
     _check_layout(settings, "checkpoint_format", GPTQ_LAYOUTS)
     skipped = [] if settings.get("lm_head") is True else ["lm_head"]
-    groups = []
-    for pattern, change in _settings(settings, "dynamic").items():
-        # GPTQModel's: modules that are left out, and those with other settings.
-        if pattern.startswith("-:"):
-            skipped.append(f"re:{pattern[2:]}")
-        elif isinstance(change, Mapping):
-            own = _gptq_format({"bits": bits, **settings, **change})
-            groups.append(RecipeGroup((f"re:{pattern.removeprefix('+:')}",), own))
-    blocks = settings.get("modules_in_block_to_quantize")
-    names = [str(name) for block in blocks for name in block] if isinstance(blocks, list) else []
-    groups.append(RecipeGroup(tuple(names) or ("Linear",), _gptq_format(settings)))
+    changes: Any = settings.get("dynamic") or {}
+    skipped += [f"re:{pattern[2:]}" for pattern in changes if pattern.startswith("-:")]
+    groups = [
+        RecipeGroup((f"re:{pattern.removeprefix('+:')}",), _gptq_format({**settings, **change}))
+        for pattern, change in changes.items()
+        if not pattern.startswith("-:")
+    ]
+    blocks: Any = settings.get("modules_in_block_to_quantize") or [["Linear"]]
+    targets = tuple(str(name) for block in blocks for name in block)
+    groups.append(RecipeGroup(targets, _gptq_format(settings)))
     zero = 1 << (bits - 1) if settings.get("sym") is True else None
     return Recipe("gptq", tuple(groups), tuple(skipped), bits, zero=zero)
 
@@ -387,7 +376,7 @@ def _number(settings: Settings, name: str) -> int:
 
 
 def _sides(settings: Settings, name: str) -> tuple[int, int] | None:
-    """Return rows and columns of a tile, `[128, 128]` or `128x128`; None where there are none."""
+    """Return rows and columns of a tile, `[128, 128]` or `128x128`; None without any."""
     value = settings.get(name)
     if value is None:
         return None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.comparison import compare
+from qgate.errors import QgateError
 from tests.checkpoints.exports import SCHEMES, compress, configuration, parent_tensors, write
 from tests.checkpoints.references import gptq_parts, nearest, with_stored_scales
 
@@ -68,7 +69,7 @@ def test_gptq_that_is_not_as_its_modules_declare_is_found(
 
 
 def test_modules_that_a_list_of_gptq_leaves_out_are_right(tmp_path: Path) -> None:
-    others = {key: x for key, x in DYNAMIC.items() if key[0] != "-"}
+    others: dict[str, Any] = {key: x for key, x in DYNAMIC.items() if key[0] != "-"}
     child = gptq(tmp_path / "a", dynamic=others, modules_in_block_to_quantize=WITH_ALL)
     assert findings_of(child, parent_tensors(), tmp_path) == []
 
@@ -93,3 +94,13 @@ def test_routers_and_embeddings_are_no_linear_layers(tmp_path: Path) -> None:
     child = write(tmp_path / "other", stored, configuration(scheme))
     found = dict(findings_of(child, parent, tmp_path))
     assert "it is not quantized, and the recipe declares int8" in found[f"{experts[0]}.weight"]
+
+
+def test_odd_settings_of_modules_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(QgateError, match="declares what gptq does not have"):
+        findings_of(
+            gptq(tmp_path / "child", dynamic={"-:a": {}, "b": 3}), parent_tensors(), tmp_path
+        )
+    child = gptq(tmp_path / "other", dynamic=None, modules_in_block_to_quantize=None)
+    found = findings_of(child, parent_tensors(), tmp_path)
+    assert {subject.split(".")[-2] for subject, _ in found} == {"down_proj", "o_proj", "up_proj"}
