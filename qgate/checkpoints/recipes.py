@@ -124,10 +124,8 @@ def _scheme(weights: Settings) -> DeclaredFormat:
     if strategy == "block":
         return DeclaredFormat(element, _sides(weights, "block_structure") or (128, 128))
     size = weights.get("group_size")
-    tiles: dict[object, tuple[int | None, int | None]] = {
-        "tensor": (None, None),
-        "channel": (1, None),
-    }
+    tiles: dict[object, tuple[int | None, int | None]]
+    tiles = {"tensor": (None, None), "channel": (1, None)}
     tile = tiles.get(strategy, (1, size if isinstance(size, int) else 16))
     return DeclaredFormat(element, tile, weights.get("symmetric") is False)
 
