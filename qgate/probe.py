@@ -6,7 +6,8 @@ This file needs torch alone and can be copied into an image where qgate is not i
   with qgate.probe.outputs(model, "probes/engine"): ...     while one request is computed
 
   vLLM     LLM(..., worker_extension_cls="qgate.probe.WorkerExtension"), then in the driver
-           llm.collective_rpc("qgate_snapshot", args=("probes/engine", 42))
+           llm.collective_rpc("qgate_snapshot", args=("probes/engine", 42)); or QGATE_PROBE alone,
+           where qgate is installed: its plugin writes what a worker has loaded
   SGLang   --custom-weight-loader qgate.probe.sglang_snapshot, with QGATE_PROBE=probes/engine, then
            engine.update_weights_from_tensor([], load_format="qgate.probe.sglang_snapshot")
 
@@ -19,10 +20,13 @@ are written. The same rows and columns of a weight are sampled on every rank and
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import json
 import os
 import re
 import struct
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +38,12 @@ from torch import Tensor, nn
 VERSION = 1
 ROWS = COLUMNS = 64
 """Most rows and columns that are sampled of a weight."""
-PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+PACKED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj"),
+    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"), "in_proj_ba": ("in_proj_b", "in_proj_a"),
+}  # fmt: skip
 """Parts of fused projections, for models that do not say so in `packed_modules_mapping`."""
 EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -43,6 +52,11 @@ _DTYPES = {
     torch.uint8: "U8",
 }  # fmt: skip
 _CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+_PLAIN = (torch.float32, torch.bfloat16, torch.float16)
+_DIVIDED = {"VocabParallelEmbedding", "ColumnParallelLinear", "RowParallelLinear"}
+_STACKS = ("w13_weight", "w2_weight")
+_OWN_ORDER = re.compile(r"TRTLLM|TENSORRT|AITER|MARLIN|MOONEP|HUMMING|CPU|XPU")
+"""Kernels of experts before which an engine puts the elements of weights into another order."""
 _BLOCK = 128
 LAYERS = r"(layers|blocks|h)\.\d+$|norm$|lm_head$|logits_processor$"
 _EMBEDDING = re.compile(r"(embed_tokens|tok_embeddings|wte|embeddings)$")
@@ -84,7 +98,8 @@ def snapshot(
 
     step   of the trainer whose weights these are, if the caller knows it
     rank   of this process; found from torch.distributed or RANK where it is not given
-    names  turns names of modules into those of the checkpoint: a function, or patterns and texts
+    names  turns names of modules into those of the checkpoint: a function, or patterns and texts;
+           by default what the model of an engine says of its own
     only   pattern of the names that are written, such as "layers.7\\."
     seed   of the sampled rows and columns; the same in both programs
     interleaved  size of a head, by patterns of names, of weights whose rows are pairs of rotary
@@ -92,6 +107,7 @@ def snapshot(
                  written as checkpoints of Hugging Face have them
     """
     rank = _rank() if rank is None else rank
+    names = names or checkpoint_names(model)
     tensors: dict[str, Tensor] = {}
     unread: dict[str, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -130,6 +146,36 @@ def rename(name: str, names: Names) -> str:
     for pattern, text in names.items():
         name = re.sub(pattern, text, name)
     return name
+
+
+def checkpoint_names(model: nn.Module) -> Names:
+    """Return what turns an engine's names back, by the mapper that it loads a checkpoint with."""
+    mappers = (getattr(model, f"hf_to_{engine}_mapper", None) for engine in ("vllm", "sglang"))
+    mapper = next((x for x in mappers if x is not None), None)
+    suffixes, prefixes, substrings = (
+        _turned(getattr(mapper, f"orig_to_new_{kind}", None) or {}, least)
+        for kind, least in (("suffix", 1), ("prefix", 0), ("substr", 1))
+    )
+    if not (suffixes or prefixes or substrings):
+        return None
+
+    def name_in_checkpoint(name: str) -> str:
+        for new, old in suffixes:
+            name = name.removesuffix(new) + old if name.endswith(new) else name
+        prefix = next((pair for pair in prefixes if name.startswith(pair[0])), ("", ""))
+        name = prefix[1] + name.removeprefix(prefix[0])
+        for new, old in substrings:
+            name = name.replace(new, old, 1)
+        return name
+
+    return name_in_checkpoint
+
+
+def _turned(pairs: Mapping[str, str | None], least: int) -> list[tuple[str, str]]:
+    """Return (new, old), the longest first, without what is made of several or of less."""
+    news = list(pairs.values())
+    turned = [(new, old) for old, new in pairs.items() if new is not None and news.count(new) == 1]
+    return sorted((x for x in turned if len(x[0]) >= least), key=lambda pair: -len(pair[0]))
 
 
 def order_of_halves(height: int, head: int) -> Tensor:
@@ -199,24 +245,29 @@ def pieces(model: nn.Module, unread: dict[str, str]) -> Iterator[Piece]:
     """Yield the shards of all weights; what cannot be read is noted with the reason."""
     packed = {**PACKED, **(getattr(model, "packed_modules_mapping", None) or {})}
     experts = _expert_names(model)
+    earlier: set[int] = set()
     for path, module in model.named_modules():
         kinds = {kind.__name__ for kind in type(module).__mro__}
+        is_stack = _STACKS[0] in module._parameters
+        own = path.rpartition(".")[2]
         for leaf, parameter in module._parameters.items():
             if parameter is None or _is_scale(leaf):
                 continue
             name = f"{path}.{leaf}" if path else leaf
+            # A tied head, or a router's bias that its experts have as well.
+            if id(parameter) in earlier and (is_stack or _HEAD.search(path)):
+                continue
+            earlier.add(id(parameter))
             try:
                 whole, start, shape = _whole(parameter)
-                if "FusedMoE" in kinds:
+                if is_stack:
                     yield from _fused_experts(path, module, leaf, whole, experts)
-                elif whole.dim() == 3:
+                elif whole.dim() == 3 and shape[1] != 1:
                     yield from _stacked(path, leaf, whole, start, shape)
-                elif kinds & {
-                    "VocabParallelEmbedding",
-                    "ColumnParallelLinear",
-                    "RowParallelLinear",
-                }:
-                    yield from _parallel(path, module, leaf, whole, kinds, packed)
+                elif kinds & _DIVIDED or ("ReplicatedLinear" in kinds and own in packed):
+                    owner = model.get_submodule(path.rpartition(".")[0])
+                    whole = whole.squeeze(1) if whole.dim() == 3 else whole
+                    yield from _parallel(path, (module, owner), leaf, whole, kinds, packed)
                 else:
                     scales = _scales_of(module, leaf, whole)
                     yield _flat(Piece(name, whole, start, shape, scales))
@@ -240,8 +291,7 @@ def _whole(parameter: Any) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
         start = tuple(_utils.compute_local_shape_and_global_offset(shape, mesh, placements)[1])
         parameter = parameter.to_local()
     values: Tensor = parameter.detach()
-    is_known = values.is_floating_point() or values.dtype in _CODES
-    if not is_known or values.dim() not in (1, 2, 3):
+    if values.dtype not in (*_PLAIN, *_CODES) or values.dim() not in (1, 2, 3):
         raise ValueError(f"{str(values.dtype)[6:]} of shape {list(shape)} is no layout known here")
     return values, start, shape
 
@@ -249,6 +299,8 @@ def _whole(parameter: Any) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
 def _flat(piece: Piece) -> Piece:
     """Give a vector a column."""
     values = piece.values[:, None] if piece.values.dim() == 1 else piece.values
+    if values.dim() == 3 and values.shape[1] == 1:  # a convolution of each channel
+        return replace(piece, values=values[:, 0], start=piece.start[::2], shape=piece.shape[::2])
     if values.dim() != 2:
         raise ValueError(f"it has {values.dim()} axes")
     start, shape = (*piece.start, 0)[:2], (*piece.shape, 1)[:2]
@@ -272,16 +324,25 @@ def _stacked(
 
 
 def _parallel(
-    path: str, module: Any, leaf: str, values: Tensor, kinds: set[str], packed: Mapping[str, Any]
-) -> Iterator[Piece]:
-    """Yield the parts of a linear layer or an embedding that is divided over ranks."""
+    path: str, owned: tuple[Any, Any], leaf: str, values: Tensor, kinds: set[str],
+    packed: Mapping[str, Any],
+) -> Iterator[Piece]:  # fmt: skip
+    """Yield the parts of a linear layer or an embedding that is divided over ranks.
+
+    owned  the module, and the one that it is in
+    """
+    module, owner = owned
     rank, size = getattr(module, "tp_rank", 0), getattr(module, "tp_size", 1)
+    if "ReplicatedLinear" in kinds:
+        rank, size = 0, 1
     if "VocabParallelEmbedding" in kinds:
         indices = module.shard_indices
         first, last = indices.org_vocab_start_index, indices.org_vocab_end_index
         shape = (module.org_vocab_size, *values.shape[1:])
         start = (first, *(0 for _ in values.shape[1:]))
-        yield _flat(Piece(f"{path}.{leaf}", values[: last - first], start, shape))
+        scales = _scales_of(module, leaf, values)
+        scales = None if scales is None else scales[: last - first]
+        yield _flat(Piece(f"{path}.{leaf}", values[: last - first], start, shape, scales))
         return
     if "RowParallelLinear" in kinds:
         values = _upright(values, module.input_size // size, module.output_size)
@@ -291,28 +352,36 @@ def _parallel(
             start, shape = (0, rank * values.shape[1]), (values.shape[0], module.input_size)
         yield _flat(Piece(f"{path}.{leaf}", values, start, shape, scales))
         return
-    parts = _output_parts(module, kinds, rank, size)
-    values = _upright(values, module.input_size, sum(height for height, _, _ in parts))
+    parts = _output_parts(module, owner, kinds, rank, size)
+    width = module.input_size
+    if "conv" in path and values.dim() == 2:
+        width = values.shape[1]
+        if size > 1 and not getattr(module, "output_sizes", None):
+            raise ValueError(f"which rows of a convolution one of {size} ranks has is not known")
+    values = _upright(values, width, sum(height for height, _, _ in parts))
     scales = _scales_of(module, leaf, values, [height for height, _, _ in parts])
     parent, _, own = path.rpartition(".")
-    part_names = tuple(packed.get(own, (own,)))
-    if len(part_names) not in (1, len(parts)):
-        raise ValueError(f"{own} has {len(parts)} parts and {len(part_names)} names")
-    wholes = [whole for _, _, whole in parts]
+    names = tuple(packed.get(own, (own,))) if len(parts) > 1 else (own,)
+    if len(names) > len(parts):
+        raise ValueError(f"{own} has {len(parts)} parts and {len(names)} names")
+    # The first name has the parts that are left: Qwen3.5's in_proj_qkv has three of four.
+    several = len(parts) - len(names) + 1
     row = 0
-    for at, (height, first, whole) in enumerate(parts):
-        name = f"{parent}.{part_names[at % len(part_names)]}.{leaf}".removeprefix(".")
-        above = sum(wholes[:at]) if len(part_names) == 1 else 0
-        total = sum(wholes) if len(part_names) == 1 else whole
-        shape = (total, *values.shape[1:])
-        start = (above + first, *(0 for _ in values.shape[1:]))
-        rows = slice(row, row + height)
-        own_scales = None if scales is None else scales[rows]
-        yield _flat(Piece(name, values[rows], start, shape, own_scales))
-        row += height
+    for name, group in zip(names, [parts[:several], *([x] for x in parts[several:])], strict=True):
+        above, total = 0, sum(whole for _, _, whole in group)
+        for height, first, whole in group:
+            shape = (total, *values.shape[1:])
+            start = (above + first, *(0 for _ in values.shape[1:]))
+            rows = slice(row, row + height)
+            own_scales = None if scales is None else scales[rows]
+            at = f"{parent}.{name}.{leaf}".removeprefix(".")
+            yield _flat(Piece(at, values[rows], start, shape, own_scales))
+            row, above = row + height, above + whole
 
 
-def _output_parts(module: Any, kinds: set[str], rank: int, size: int) -> list[tuple[int, int, int]]:
+def _output_parts(
+    module: Any, owner: Any, kinds: set[str], rank: int, size: int
+) -> list[tuple[int, int, int]]:
     """Return rows here, first row in the checkpoint and rows there, of each fused part."""
     if "QKVParallelLinear" in kinds:
         heads, kv_heads, width = module.num_heads, module.num_kv_heads, module.head_size
@@ -325,6 +394,9 @@ def _output_parts(module: Any, kinds: set[str], rank: int, size: int) -> list[tu
             (kv_heads * of_v, replica * kv_heads * of_v, total * of_v),
         ]
     sizes = getattr(module, "output_sizes", None) or [module.output_size]
+    latent = getattr(owner, "q_lora_rank", None)
+    if len(sizes) == 1 and "ReplicatedLinear" in kinds and latent:
+        sizes = [latent, sizes[0] - latent]
     return [(whole // size, rank * (whole // size), whole) for whole in sizes]
 
 
@@ -351,8 +423,17 @@ def _scales_of(
     for ending in ("_scale_inv", "_scale"):
         scale = getattr(module, f"{leaf}{ending}", None)
         if isinstance(scale, Tensor):
-            return _spread(scale.detach().float(), values, _block_of(module), parts)
+            return _spread(_decoded(scale), values, _block_of(module), parts)
     raise ValueError(f"{str(values.dtype)[6:]} without {leaf}_scale or {leaf}_scale_inv")
+
+
+def _decoded(scale: Tensor) -> Tensor:
+    """Return scales as numbers: some are exponents of two, and some are packed for one kernel."""
+    if scale.dtype == torch.uint8:
+        return torch.exp2(scale.detach().float() - 127)
+    if not scale.is_floating_point():
+        raise ValueError(f"scales of {str(scale.dtype)[6:]} are packed for one kernel")
+    return scale.detach().float()
 
 
 def _block_of(module: Any) -> tuple[int, int]:
@@ -378,6 +459,8 @@ def _spread(
         return flat.repeat_interleave(counts)[:, None].expand(height, width)
     if len(flat) == height and scale.shape in ((height,), (height, 1)):
         return flat[:, None].expand(height, width)
+    if scale.dim() == 2 and len(scale) == height and width % scale.shape[1] == 0:
+        return scale.repeat_interleave(width // scale.shape[1], 1)
     tiles = (-(-height // block[0]), -(-width // block[1]))
     if scale.shape == tiles:
         rows = scale.repeat_interleave(block[0], 0)[:height]
@@ -402,44 +485,117 @@ def _fused_experts(
     path: str, module: Any, leaf: str, values: Tensor, names: tuple[str, str, str]
 ) -> Iterator[Piece]:
     """Yield the weights of the experts on this rank, by their numbers in the whole model."""
-    if leaf not in ("w13_weight", "w2_weight") or values.dim() != 3:
+    if leaf not in _STACKS or values.dim() != 3:
         raise ValueError(f"{leaf} of shape {list(values.shape)} is no layout known here")
-    rank = getattr(module, "moe_tp_rank", getattr(module, "tp_rank", 0))
-    size = getattr(module, "moe_tp_size", getattr(module, "tp_size", 1))
-    scale = next(
-        (
-            s
-            for e in ("_scale_inv", "_scale")
-            if isinstance(s := getattr(module, leaf + e, None), Tensor)
-        ),
-        None,
+    gate, up, down = (
+        getattr(module, f"ckpt_{part}_proj_name", name)
+        for part, name in zip(("gate", "up", "down"), names, strict=True)
     )
+    is_down, order = leaf == _STACKS[1], -1 if _is_up_first(module) else 1
+    parts = (down,) if is_down else (gate, up)[::order] if _is_gated(module) else (gate,)
+    rank, size = (_number_of(module, f"tp_{key}", int(key == "size")) for key in ("rank", "size"))
+    hidden = _number_of(module, "hidden_dim_unpadded", 0) or None
+    inner = _number_of(module, "intermediate_size_per_partition_unpadded", 0) or None
+    endings = (getattr(module, leaf + ending, None) for ending in ("_scale_inv", "_scale"))
+    scale = next((x for x in endings if isinstance(x, Tensor)), None)
     if values.dtype in _CODES and scale is None:
         raise ValueError(f"{str(values.dtype)[6:]} without {leaf}_scale or {leaf}_scale_inv")
-    for slot, number in enumerate(_expert_numbers(module, len(values))):
-        weight, home = values[slot], f"{path}.{number}"
-        halves = [len(weight) // 2] * 2 if leaf == "w13_weight" else None
+    for slot, home in enumerate(_homes_of_experts(path, module, len(values))):
+        # Triton's own kernels read weights that stand the other way around.
+        weight = values[slot].t() if getattr(module, "use_triton_kernels", False) else values[slot]
+        height = len(weight) // len(parts)
         scales = None
         if values.dtype in _CODES and scale is not None:
-            scales = _spread(scale[slot].detach().float(), weight, _block_of(module), halves)
-        if halves is None:
-            start, shape = (0, rank * weight.shape[1]), (len(weight), size * weight.shape[1])
-            yield Piece(f"{home}.{names[2]}.weight", weight, start, shape, scales)
-            continue
-        for at, part in enumerate(names[:2]):
-            rows = slice(at * halves[0], (at + 1) * halves[0])
-            start, shape = (rank * halves[0], 0), (size * halves[0], weight.shape[1])
-            own = None if scales is None else scales[rows]
-            yield Piece(f"{home}.{part}.weight", weight[rows], start, shape, own)
+            heights = [height] * len(parts)
+            scales = _spread(_decoded(scale[slot]), weight, _block_of(module), heights)
+        for at, part in enumerate(parts):
+            # Some kernels read weights that are padded at their ends.
+            ends = (hidden, inner) if is_down else (inner, hidden)
+            own, factors = (
+                x if x is None else x[at * height : (at + 1) * height][: ends[0], : ends[1]]
+                for x in (weight, scales)
+            )
+            assert own is not None
+            divided = int(is_down)
+            start = tuple(rank * n if axis == divided else 0 for axis, n in enumerate(own.shape))
+            shape = tuple(size * n if axis == divided else n for axis, n in enumerate(own.shape))
+            yield Piece(f"{home}.{part}.weight", own, start, shape, factors)
+
+
+def _number_of(module: Any, name: str, otherwise: int) -> int:
+    """Return a number of experts from the module, or from the settings that it was made with."""
+    config = getattr(module, "moe_config", None)
+    for owner in (module, getattr(config, "moe_parallel_config", None), config):
+        for key in (f"moe_{name}", name):
+            if isinstance(number := getattr(owner, key, None), int):
+                return number
+    return otherwise
+
+
+def _is_gated(module: Any) -> bool:
+    for owner, name in (("moe_config", "is_act_and_mul"), ("moe_runner_config", "is_gated")):
+        flag = getattr(getattr(module, owner, None), name, None)
+        if flag is not None:
+            return bool(flag)
+    return True
+
+
+def _is_up_first(module: Any) -> bool:
+    """Tell if a kernel wants up above gate; refuse experts whose elements are in another order."""
+    method = getattr(module, "quant_method", None)
+    chosen = getattr(method, "__dict__", {}).items()
+    names = [f"{name} {getattr(x, 'name', x)}" for name, x in chosen if name.endswith("_backend")]
+    if getattr(module, "use_flashinfer_trtllm_moe", False):
+        names.append("FLASHINFER_TRTLLM")
+    if getattr(module.w13_weight, "is_shuffled", False):
+        names.append("AITER")
+    backend = " ".join(names).upper()
+    if order := _OWN_ORDER.search(backend):
+        raise ValueError(
+            f"kernels of {order[0]} have the elements of experts in an order of their own: start "
+            "the engine with Triton's"
+        )
+    is_swapped = "FLASHINFER" in backend and "CUTLASS" in backend
+    return is_swapped or bool(getattr(method, "load_up_proj_weight_first", False))
+
+
+def _homes_of_experts(path: str, module: Any, count: int) -> list[str]:
+    """Return where the checkpoint has each expert on this rank; a shared one may stand behind."""
+    home = path.removesuffix(".routed_experts")
+    shared = getattr(module, "num_fused_shared_experts", None) or 0
+    if shared > 1:
+        raise ValueError(f"{shared} shared experts among those of a rank are not known here")
+    homes = [f"{home}.{number}" for number in _logical(module, count - shared)]
+    return homes + [re.sub(r"experts$", "shared_experts", home)] * shared
+
+
+def _logical(module: Any, count: int) -> list[int]:
+    """Return the numbers in the checkpoint of experts that balancing may have moved or doubled."""
+    numbers = _expert_numbers(module, count)
+    places = getattr(module, "logical_to_physical_map", None)
+    if isinstance(places, Tensor):
+        logical = {slot: n for n, row in enumerate(places.tolist()) for slot in row if slot >= 0}
+        return [logical[number] for number in numbers]
+    location: Any = sys.modules.get("sglang.srt.eplb.expert_location")
+    metadata = location and location.get_global_expert_location_metadata()
+    if metadata:
+        own = metadata.physical_to_logical_map[module.layer_id].tolist()
+        return [own[number] for number in numbers]
+    config = getattr(module, "moe_config", None)
+    physical, stored = (getattr(config, f"num_{kind}experts", None) for kind in ("", "logical_"))
+    if physical != stored and stored is not None:
+        raise ValueError("experts are doubled by EPLB, and which ones is not known here")
+    return numbers
 
 
 def _expert_numbers(module: Any, count: int) -> list[int]:
-    """Return the number in the whole model of each expert on this rank."""
-    mapped = getattr(module, "expert_map", getattr(module, "_expert_map", None))
+    """Return the number in the whole model of each place of an expert on this rank."""
+    mapped = getattr(module, "_expert_map", None)
+    mapped = getattr(module, "expert_map", None) if mapped is None else mapped
     if isinstance(mapped, Tensor):
         slots = {int(slot): number for number, slot in enumerate(mapped.tolist()) if slot >= 0}
         return [slots[slot] for slot in range(count)]
-    first = getattr(module, "moe_ep_rank", getattr(module, "ep_rank", 0)) * count
+    first = _number_of(module, "ep_rank", 0) * count
     return list(range(first, first + count))
 
 
@@ -472,6 +628,7 @@ def outputs(
     only  pattern of the modules whose outputs are sampled: those that each rank has as a whole
     """
     recorder = _Recorder(seed)
+    names = names or checkpoint_names(model)
     handles = []
     for path, module in model.named_modules():
         name = rename(path, names)
@@ -580,6 +737,34 @@ def sglang_snapshot(model: Any, named_tensors: Any) -> None:
     """
     if named_tensors := list(named_tensors):
         model.load_weights(named_tensors)
+    _snapshot_by_environment(model)
+
+
+def vllm_plugin() -> None:
+    """Write what a worker of vLLM has loaded, where QGATE_PROBE names a folder.
+
+    vLLM calls it in each of its processes: it is an entry point in `vllm.general_plugins`. Of a
+    model and a drafter that one worker loads, the model is written, which is the first.
+    """
+    if not os.environ.get("QGATE_PROBE"):
+        return
+    loaders: Any = importlib.import_module("vllm.model_executor.model_loader.base_loader")
+    plain = loaders.BaseModelLoader.load_model
+    if getattr(plain, "is_probed", False):
+        return
+
+    @functools.wraps(plain)
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        model = plain(self, *args, **kwargs)
+        loaders.BaseModelLoader.load_model = plain
+        _snapshot_by_environment(model)
+        return model
+
+    load_model.is_probed = True  # type: ignore[attr-defined]
+    loaders.BaseModelLoader.load_model = load_model
+
+
+def _snapshot_by_environment(model: Any) -> None:
     step = os.environ.get("QGATE_PROBE_STEP")
     folder = os.environ.get("QGATE_PROBE")
     if not folder:

@@ -15,8 +15,11 @@ from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.text import counted
 
-NOT_LINEAR = ("embed", "norm", "wte", "wpe", "router", "conv")
+NOT_LINEAR = ("embed", "norm", "wte", "wpe", "router", "conv", "relative_attention_bias")
 """Words in the names of two-dimensional weights that a recipe's "Linear" does not mean."""
+ALONE = "it is in the parent alone"
+EMBEDDINGS = ("shared",)
+"""Last parts of the names of embeddings."""
 MANY = 8
 """Weights of one kind from which on one finding counts them."""
 TIED = "lm_head"
@@ -53,7 +56,7 @@ def account(
             # An output layer that shares its weight with the embedding.
             is_tied = TIED in name and parent.model_settings.get("tie_word_embeddings", False)
             if not is_tied:
-                record.findings.append(CheckpointFinding(name, "it is in the parent alone"))
+                record.findings.append(CheckpointFinding(name, ALONE))
         for weight in weights:
             if weight.name not in matches and not weight.name.endswith(HELPERS):
                 record.findings.append(CheckpointFinding(weight.name, "it is in the child alone"))
@@ -94,7 +97,12 @@ def _types_of_layers(weights: list[StoredWeight]) -> Counter[str]:
 def _skipped(weights: list[StoredWeight], recipe: Recipe) -> Iterator[CheckpointFinding]:
     """Find weights that were left out; of many with one name but for numbers, say how many."""
     names: dict[str, list[str]] = {}
+    mixtures = {w.name.partition(".experts.")[0] for w in weights if ".experts." in w.name}
+    # Routers of some libraries are no linear layers.
+    routers = {f"{name}.gate.weight" for name in mixtures}
     for weight in weights:
+        if weight.name in routers:
+            continue
         if is_skipped(weight, recipe):
             names.setdefault(re.sub(r"\.\d+(?=\.)", ".*", weight.name), []).append(weight.name)
     for pattern, members in names.items():
@@ -116,6 +124,7 @@ def is_skipped(weight: StoredWeight, recipe: Recipe) -> bool:
         and len(entry.shape) == 2
         and entry.dtype in ("F32", "BF16", "F16")
         and not any(word in module.lower() for word in NOT_LINEAR)
+        and module.rpartition(".")[2] not in EMBEDDINGS
         and not recipe.ignores(module)
         and recipe.format_of(module) is not None
     )

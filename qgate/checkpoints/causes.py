@@ -16,6 +16,7 @@ from qgate.checkpoints.conventions import CONVENTIONS, NESTED
 from qgate.checkpoints.gguf.causes import block_faults
 from qgate.checkpoints.grids import TALL, QuantizedWeight, widen
 from qgate.checkpoints.ideal import Extremes, ideal_scales, ideal_values
+from qgate.checkpoints.misread_codes import misread_codes
 from qgate.checkpoints.moved_scales import (
     moved_lines,
     moved_scales,
@@ -149,6 +150,8 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
         halves = f"codes of each half of the {lines} are in the other half (the order of nibbles)"
         yield ExportFault(halves, partial(_halves_swapped, axis=axis))
     yield ExportFault("the codes of each word are in reversed order", _words_reversed)
+    for words, change, reformats in misread_codes(weight):
+        yield ExportFault(words, change, reformats)
     for power in (1, -1, 2, -2):
         yield ExportFault(
             f"all scales are {2 ** abs(power)} times too {'high' if power > 0 else 'low'}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,13 +16,15 @@ from qgate.formats.options import Floats
 
 MOST_ROWS = 64
 """Leading rows that a rule is looked for in."""
+LEAST_CUT = 0.005
+"""Share of codes beyond the ends from which on they were cut off there."""
 MOST_OTHERS = 0.03
 """Share of codes that a rule may leave: the largest of a group of 32 is where a rule cuts off."""
 
 
 def describe_codes(weight: QuantizedWeight, parent: Tensor) -> str:
     """Name the rule that gives the codes of a weight; empty if it is to the nearest, or unknown."""
-    if weight.zero_points is not None or weight.offsets is not None or weight.blocks is not None:
+    if weight.offsets is not None or weight.blocks is not None:
         return ""
     rows = min(MOST_ROWS, len(weight.elements))
     rows = rows // min(weight.tile[0], rows) * min(weight.tile[0], rows)
@@ -31,10 +34,35 @@ def describe_codes(weight: QuantizedWeight, parent: Tensor) -> str:
         return ""
     ratios = parent[:rows].double().numpy() / scales
     codes = some.float_elements().double().numpy()
+    if weight.element.startswith(("int", "uint")):
+        zeros = 0.0 if some.zero_points is None else some.spread(some.zero_points).double().numpy()
+        if words := _cut_off(np.rint(ratios + zeros), codes, weight.element):
+            return words
+    if weight.zero_points is not None:
+        return ""
     for words, values in _rules(ratios, weight.element):
         if float((values != codes).mean()) <= MOST_OTHERS:
             return words
     return ""
+
+
+def _cut_off(nearest: Floats, codes: Floats, element: str) -> str:
+    """Name ends within the range of a format, beyond which no code is."""
+    low, high = float(codes.min()), float(codes.max())
+    bits = int(re.sub(r"\D", "", element))
+    least, most = (
+        (0.0, 2.0**bits - 1)
+        if element[0] == "u"
+        else (1 - 2.0 ** (bits - 1), 2.0 ** (bits - 1) - 1)
+    )
+    within = nearest.clip(least, most)
+    is_clipped = (within.clip(low, high) == codes).mean() >= 1 - MOST_OTHERS
+    beyond = ((within < low) | (within > high)).mean()
+    return (
+        f"codes are cut off at {low:g} and {high:g} of {element}"
+        if is_clipped and beyond > LEAST_CUT
+        else ""
+    )
 
 
 def _rules(ratios: Floats, element: str) -> Iterator[tuple[str, Floats]]:

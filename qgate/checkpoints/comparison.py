@@ -36,6 +36,7 @@ from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import CheckpointRecord, WorstBlock, worst_first
 from qgate.checkpoints.running import judgements
 from qgate.checkpoints.shipped.checks import shipped_findings
+from qgate.checkpoints.shipped.shards import leave_out_lost
 from qgate.checkpoints.stacked_experts import list_experts
 from qgate.checkpoints.stored import Checkpoint, Stamps
 from qgate.checkpoints.weight_parts import StoredWeight
@@ -112,6 +113,7 @@ class CheckpointPair:
         if self.parent is not None:
             record.notes += layout_notes(self.child, self.parent)
         account(record, self.recipe, self.parent, self.matches, self.weights)
+        leave_out_lost(record, self.child)
         if self.parent is not None and (self.child.has_graph or self.parent.has_graph):
             leave_out_unused(record, self.parent, self.matches)
         record.findings += fused_scales(self.child, self.weights)

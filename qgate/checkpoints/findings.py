@@ -114,6 +114,15 @@ def declared_causes(
         yield CheckpointFinding(record.name, f"it is {stored}, and the recipe ignores it")
     elif stored is not None and declared is not None and not same_format(stored, declared, columns):
         yield CheckpointFinding(record.name, f"it is {stored}, and the recipe declares {declared}")
+    elif stored is not None and declared is None and _names_modules(recipe):
+        yield CheckpointFinding(record.name, f"it is {stored}, and the recipe does not name it")
+
+
+def _names_modules(recipe: Recipe) -> bool:
+    """Tell if all targets of compressed-tensors are patterns of modules, and none is a class."""
+    targets = [target for group in recipe.groups for target in group.targets]
+    is_named = bool(targets) and all(re.search(r"^re:|[.*]", target) for target in targets)
+    return recipe.method == "compressed-tensors" and is_named
 
 
 def same_format(stored: DeclaredFormat, declared: DeclaredFormat, columns: int = 0) -> bool:

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 
+from qgate.checkpoints.accounting import ALONE
 from qgate.checkpoints.findings import UNEXPLAINED
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.packings import decode
@@ -115,10 +116,7 @@ def _name_twins(record: CheckpointRecord, matches: dict[str, ParentMatch]) -> No
         return
     other, names = twins[0]
     words = f"it is in the parent alone; {' and '.join(names[:3])} were made from {other}"
-    record.findings = [
-        replace(f, cause=words) if f.cause == "it is in the parent alone" else f
-        for f in record.findings
-    ]
+    record.findings = [replace(f, cause=words) if f.cause == ALONE else f for f in record.findings]
 
 
 def _module(name: str) -> str:

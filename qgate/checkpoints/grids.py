@@ -14,6 +14,8 @@ CHUNK = 1 << 18
 TALL = 512
 """Rows of a tile above which its rows are worked on in parts."""
 Slices = tuple[slice, ...]
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""The position in a word of AWQ of each of eight neighboring outputs."""
 
 
 @dataclass(frozen=True)

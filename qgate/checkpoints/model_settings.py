@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from qgate.checkpoints.gguf.recipes import CONFIGURATION
 from qgate.checkpoints.record import CheckpointFinding
 from qgate.checkpoints.stored import Checkpoint
-from qgate.text import one_line
+from qgate.text import counted, one_line
 
 LEFT_OUT = re.compile(
     r"(^|\.)(_.*|torch_dtype|dtype|transformers_version|use_cache|architectures|auto_map|"
@@ -49,6 +49,8 @@ LLAMA_NAMES = {
     "expert_used_count": "num_experts_per_tok",
 }
 """Fields of GGUF after the architecture, and the settings of config.json that they hold."""
+KEYS = re.compile(r"^(model\.)?layers\.\d+\.self_attn\.k_proj\.weight$")
+"""Keys of decoders, of those without towers."""
 SINGLE = 1e-6
 """Relative difference of numbers in single precision."""
 
@@ -76,6 +78,40 @@ def changed_settings(child: Checkpoint, parent: Checkpoint) -> Iterator[Checkpoi
             continue
         yield CheckpointFinding(
             f"config.json {one_line(name)}", f"it is {words}: copy the parent's value"
+        )
+    yield from _wrong_heads(child, parent)
+    yield from _lost_names(child, parent)
+
+
+def _lost_names(child: Checkpoint, parent: Checkpoint) -> Iterator[CheckpointFinding]:
+    """Find names of the architecture that loaders need, and that are lost."""
+    for key in ("model_type", "architectures"):
+        if (
+            child.model_settings
+            and parent.model_settings.get(key)
+            and not child.model_settings.get(key)
+        ):
+            words = f"missing here and {_text(parent.model_settings[key])} in the parent"
+            yield CheckpointFinding(f"config.json {key}", f"it is {words}: copy the parent's value")
+
+
+def _wrong_heads(child: Checkpoint, parent: Checkpoint) -> Iterator[CheckpointFinding]:
+    """Find heads of keys that the parent does not state, and its tensors have not."""
+    own, parents = child.model_settings, parent.model_settings
+    added = [key for key in DERIVED if own.get(key) is not None and parents.get(key) is None]
+    rows = {entry.shape[0] for name, entry in parent.entries.items() if KEYS.search(name)}
+    hidden, heads = own.get("hidden_size"), own.get("num_attention_heads")
+    if not added or len(rows) != 1 or not isinstance(hidden, int) or not isinstance(heads, int):
+        return
+    width, count = (own.get(key) for key in DERIVED)
+    width = hidden // max(1, heads) if width is None else width
+    count = heads if count is None else count
+    (height,) = rows
+    if isinstance(count, int) and isinstance(width, int) and count * width not in (0, height):
+        yield CheckpointFinding(
+            f"config.json {added[0]}",
+            f"it is {_text(own[added[0]])} here, with {counted(count, 'head')} of {width}, and the "
+            f"parent's keys have {height} rows: leave it out, as the parent does",
         )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qgate.checkpoints.bnb_weights import PACKINGS_OF_4_BITS
 from qgate.checkpoints.grids import (
+    AWQ_ORDER,
     FP4_UNIT,
     QuantizedWeight,
     as_rows,
@@ -143,10 +144,6 @@ def _order_of_groups(index: Tensor, groups: int, name: str) -> Tensor | None:
     return None if bool((index.diff() >= 0).all()) else index.argsort(stable=True)
 
 
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The position in a word of each of eight neighboring outputs."""
-
-
 def _awq(parts: Parts) -> QuantizedWeight:
     """Decode AWQ: eight outputs in a word, in an order of their own."""
     scales = parts["scales"].float()
@@ -260,7 +257,8 @@ def decode(
     tensors = {ending: checkpoint.read(entry.name) for ending, entry in weight.parts.items()}
     offset = gptq_zero_offset(checkpoint.configuration)
     tile = next(iter(tiles_of(weight, recipe)), None)
-    parts = Parts(weight.name, tensors, recipe.bits, zero_offset=offset, tile=tile)
+    bits = recipe.bits_of(weight.name.removesuffix(".weight"))
+    parts = Parts(weight.name, tensors, bits, zero_offset=offset, tile=tile)
     return decode_parts(weight, parts)
 
 

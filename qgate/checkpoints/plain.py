@@ -17,12 +17,14 @@ from qgate.checkpoints.methods.compared_rows import ComparedRows
 from qgate.checkpoints.methods.explanations import explain_change
 from qgate.checkpoints.methods.surroundings import WeightPair
 from qgate.checkpoints.pairing import ParentMatch
+from qgate.checkpoints.plain_causes import plain_cause, tensor_that_it_is
 from qgate.checkpoints.record import CheckpointFinding, WeightRecord
 from qgate.checkpoints.rows import ContiguousRows, MatrixColumns, ParentRows
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 
 STEP = 1 << 18
 """Elements that are compared at a time."""
+NOT_PARENTS = "it is not quantized and not the parent's"
 UNWRITTEN = 1e15
 """Magnitude that no parameter has; memory that was not written has it often."""
 
@@ -49,7 +51,7 @@ def judge_plain(pair: WeightPair) -> tuple[WeightRecord, list[CheckpointFinding]
         if layer is not None and compared is not None:
             method, undone_by = explain_change(layer, compared)
             result = replace(result, method=method, undone_by=undone_by)
-        causes = [] if result.method else [cause]
+        causes = [] if result.method else [tensors.named(cause)]
     return result, [CheckpointFinding(weight.name, cause) for cause in causes]
 
 
@@ -156,7 +158,21 @@ class PlainTensors:
         if self.sums.is_constant and not parents.is_constant:
             return "changed", f"all values are {self.sums.first_text}, the parent's are not"
         error = self._error()
-        return "changed", f"it is not quantized and not the parent's: relative error {error:.2g}"
+        return "changed", f"{NOT_PARENTS}: relative error {error:.2g}"
+
+    def named(self, cause: str) -> str:
+        """Add to a cause what is wrong, where it can be told."""
+        if not cause.startswith(NOT_PARENTS) or len(self.match.names) > 1:
+            return cause
+        other = tensor_that_it_is(self.child, self.entry, self.parent, self._is)
+        words = f"it is {other} of the parent" if other else ""
+        words = words or plain_cause(self._parts(), self.entry.shape, self.compared())
+        return f"{cause}; {words}" if words else cause
+
+    def _is(self, name: str) -> bool:
+        match = ParentMatch((name,), "name")
+        outcome = PlainTensors(self.child, self.entry, self.parent, match).outcome()[0]
+        return outcome in ("equal", "cast")
 
     def _error(self) -> float:
         """Read again for the relative error."""

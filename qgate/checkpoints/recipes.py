@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from qgate.checkpoints.gguf.recipes import CONFIGURATION, file_type_name
 from qgate.errors import QgateError
@@ -51,6 +52,7 @@ class Recipe:
     ignore  patterns of modules that stay in high precision
     bits    of packed integers, where the tensors do not tell
     mix     the mix of types that a GGUF file names
+    zero    of all groups, which some kernels take instead of those that are stored; None for none
     """
 
     method: str = ""
@@ -58,6 +60,7 @@ class Recipe:
     ignore: tuple[str, ...] = ()
     bits: int = 0
     mix: str = ""
+    zero: int | None = None
 
     def ignores(self, module: str) -> bool:
         return any(matches(pattern, module) for pattern in self.ignore)
@@ -73,6 +76,11 @@ class Recipe:
                     return group.format
         return general
 
+    def bits_of(self, module: str) -> int:
+        """Return the bits of packed integers in a module, 0 where the tensors tell them."""
+        declared = self.format_of(module) if self.bits else None
+        return self.bits if declared is None else int(re.sub(r"\D", "", declared.element))
+
     def tile_of(self, module: str) -> tuple[int | None, int | None]:
         """Return rows and columns that share a scale in a module, None where nothing tells."""
         declared = self.format_of(module)
@@ -80,12 +88,8 @@ class Recipe:
 
     def idle_patterns(self, modules: Iterable[str]) -> list[str]:
         """List the patterns of `ignore` that match no module."""
-        modules = list(modules)
-        return [
-            pattern
-            for pattern in self.ignore
-            if not any(matches(pattern, module) for module in modules)
-        ]
+        names = list(modules)
+        return [p for p in self.ignore if not any(matches(p, name) for name in names)]
 
 
 def matches(pattern: str, module: str) -> bool:
@@ -120,10 +124,8 @@ def _scheme(weights: Settings) -> DeclaredFormat:
     if strategy == "block":
         return DeclaredFormat(element, _sides(weights, "block_structure") or (128, 128))
     size = weights.get("group_size")
-    tiles: dict[object, tuple[int | None, int | None]] = {
-        "tensor": (None, None),
-        "channel": (1, None),
-    }
+    tiles: dict[object, tuple[int | None, int | None]]
+    tiles = {"tensor": (None, None), "channel": (1, None)}
     tile = tiles.get(strategy, (1, size if isinstance(size, int) else 16))
     return DeclaredFormat(element, tile, weights.get("symmetric") is False)
 
@@ -133,11 +135,25 @@ def _gptq(settings: Settings) -> Recipe:
     if bits not in (2, 3, 4, 8):
         raise ValueError(f"bits is {bits}; 2, 3, 4 and 8 can be read")
     _check_layout(settings, "checkpoint_format", GPTQ_LAYOUTS)
+    skipped = [] if settings.get("lm_head") is True else ["lm_head"]
+    changes: Any = settings.get("dynamic") or {}
+    skipped += [f"re:{pattern[2:]}" for pattern in changes if pattern.startswith("-:")]
+    groups = [
+        RecipeGroup((f"re:{pattern.removeprefix('+:')}",), _gptq_format({**settings, **change}))
+        for pattern, change in changes.items()
+        if not pattern.startswith("-:")
+    ]
+    blocks: Any = settings.get("modules_in_block_to_quantize") or [["Linear"]]
+    targets = tuple(str(name) for block in blocks for name in block)
+    groups.append(RecipeGroup(targets, _gptq_format(settings)))
+    zero = 1 << (bits - 1) if settings.get("sym") is True else None
+    return Recipe("gptq", tuple(groups), tuple(skipped), bits, zero=zero)
+
+
+def _gptq_format(settings: Settings) -> DeclaredFormat:
     size = settings.get("group_size")
     columns = size if isinstance(size, int) and size > 0 else None
-    declared = DeclaredFormat(f"uint{bits}", (1, columns), has_zero_points=True)
-    skipped = () if settings.get("lm_head") is True else ("lm_head",)
-    return Recipe("gptq", (RecipeGroup(("Linear",), declared),), skipped, bits)
+    return DeclaredFormat(f"uint{_number(settings, 'bits')}", (1, columns), has_zero_points=True)
 
 
 GPTQ_LAYOUTS = {"gptq": 1, "gptq_v2": 0}
@@ -358,7 +374,7 @@ def _number(settings: Settings, name: str) -> int:
 
 
 def _sides(settings: Settings, name: str) -> tuple[int, int] | None:
-    """Return rows and columns of a tile, `[128, 128]` or `128x128`; None where there are none."""
+    """Return rows and columns of a tile, `[128, 128]` or `128x128`; None without any."""
     value = settings.get(name)
     if value is None:
         return None

@@ -130,7 +130,8 @@ class WeightRows:
         recipe: Recipe = NOTHING,
         choice: int = 0,
     ) -> None:
-        self._checkpoint, self._weight, self._bits = checkpoint, weight, recipe.bits
+        self._checkpoint, self._weight = checkpoint, weight
+        self._bits = recipe.bits_of(weight.name.removesuffix(".weight"))
         weight.check_complete()
         self.choices = tiles_of(weight, recipe)
         self._tile: Tile | None = self.choices[choice] if self.choices else None

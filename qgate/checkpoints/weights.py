@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from qgate.checkpoints.causes import find_cause, scale_type_faults
@@ -114,7 +115,26 @@ def judge_weight(pair: WeightPair) -> Judgement:
         outcome="quantized",
         figures=figures,
     )
-    return result, [*findings, *declared_causes(pair.recipe, result, form, rows.shape[1])]
+    findings += declared_causes(pair.recipe, result, form, rows.shape[1])
+    findings += _ignored_zeros(pair, rows)
+    return result, findings
+
+
+def _ignored_zeros(pair: WeightPair, rows: WeightRows) -> Iterator[CheckpointFinding]:
+    """Find zero points of codes that a recipe declares symmetric."""
+    recipe, module = pair.recipe, pair.weight.name.removesuffix(".weight")
+    declared = recipe.format_of(module)
+    is_symmetric = declared is not None and not declared.has_zero_points
+    expected = 0 if recipe.method == "compressed-tensors" and is_symmetric else recipe.zero
+    if recipe.zero is not None and recipe.bits_of(module) != recipe.bits:
+        return
+    if expected is None or not rows.has_zero_points:
+        return
+    zeros = rows.rows(*next(iter(rows.spans()))).zero_points
+    if zeros is not None and not bool(torch.all(zeros == expected)):
+        words = f"from {float(zeros.min()):g} to {float(zeros.max()):g}, and the recipe declares "
+        cause = f"it has zero points {words}symmetric codes: some kernels leave them out"
+        yield CheckpointFinding(pair.weight.name, cause)
 
 
 def _with_local_cause(

@@ -129,9 +129,11 @@ class EngineKind(GateKind):
             if len(paths) == 1
             else run_gates.SyncSubject(*subject)
         )
-        session: run_gates.RunGates = run.session(run_gates.RunGates, run_subject, name)
+        run_subject.check()
+        session: run_gates.RunGates = run.session(
+            run_gates.RunGates, run_subject, name, note=run.note
+        )
         session.check_policy()
-        run.note([f"engines: {note}" for note in session.notes()])
         return session
 
 

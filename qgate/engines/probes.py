@@ -15,14 +15,16 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from qgate.checkpoints.opening import open_checkpoint
+from qgate.checkpoints.stacked_experts import list_experts
 from qgate.errors import QgateError
-from qgate.probe import COLUMNS, ROWS, VERSION, row_digests, sampled_places
+from qgate.probe import COLUMNS, EXPERT_PARTS, ROWS, VERSION, row_digests, sampled_places
 from qgate.records import validate
 from qgate.storage.access import folder_of
 from qgate.storage.folders import Folder
 from qgate.storage.locations import user_location
 from qgate.storage.tensor_reading import open_safetensors
 
+_LISTED = tuple(f"experts.0.{part}.weight" for part in EXPERT_PARTS)
 _FILE = re.compile(r"(probe|outputs)-rank([0-9]{5,})\.safetensors")
 _KEY = re.compile(r"(.+)@([0-9]+),([0-9]+)")
 
@@ -219,13 +221,18 @@ class CheckpointSource(WeightSource):
     def __init__(self, spec: str, seed: int) -> None:
         super().__init__()
         self.label, self.seed = spec, seed
-        self._checkpoint = open_checkpoint(spec)
+        # Stacked experts are listed as an engine's probe has them.
+        self._checkpoint = list_experts(open_checkpoint(spec), _LISTED)
         self._last: tuple[str, Tensor] = ("", torch.zeros(0))
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, int]]:
         entries = self._checkpoint.entries.items()
-        sizes = {name: (*entry.shape, 1) for name, entry in entries if len(entry.shape) in (1, 2)}
+        sizes = {
+            name: (*(n for at, n in enumerate(entry.shape) if (at, n) != (1, 1)), 1)
+            for name, entry in entries
+            if len(entry.shape) in (1, 2) or (len(entry.shape) == 3 and entry.shape[1] == 1)
+        }
         return {name: (size[0], size[1]) for name, size in sizes.items()}
 
     def _whole(self, name: str) -> Tensor:

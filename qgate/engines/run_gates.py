@@ -6,7 +6,7 @@ rise from a step on, and limits of the project's settings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from qgate.baselines import Origin
-from qgate.engines.series import compare_steps
+from qgate.engines.series import compare_steps, find_steps
 from qgate.engines.series_record import SeriesRecord
 from qgate.engines.series_texts import drift_text, figure_name
 from qgate.engines.series_texts import headline as series_headline
@@ -32,6 +32,7 @@ from qgate.modes import Mode
 
 SYNC, STEPS = "sync", "steps"
 SCOPE = "engines"
+Note = Callable[[Sequence[str]], None]
 
 
 class RunSubject(Subject):
@@ -49,6 +50,9 @@ class RunSubject(Subject):
 
     def layer_of(self, site: str) -> str:  # noqa: ARG002
         return SCOPE
+
+    def check(self) -> None:
+        """Refuse what cannot be compared, before anything is."""
 
 
 class SyncSubject(RunSubject):
@@ -70,6 +74,9 @@ class StepsSubject(RunSubject):
         super().__init__(*subject)
         self.head = head
 
+    def check(self) -> None:
+        find_steps(self.paths[0])
+
     @cached_property
     def record(self) -> SeriesRecord:
         return compare_steps(self.paths[0], head=self.head)
@@ -81,9 +88,12 @@ class RunGates(GateSession):
     accepts = False
     subject: SyncSubject | StepsSubject
 
-    def __init__(self, subject: RunSubject, baselines: Path, policy: Policy, **options: Any):
+    def __init__(
+        self, subject: RunSubject, baselines: Path, policy: Policy, *, note: Note, **options: Any
+    ) -> None:
         declared = policy.without_findings(SCOPE, "gates of engines")
         super().__init__(subject, baselines, declared, **options)
+        self._note = note
 
     def layers(self, suite: str) -> list[str]:  # noqa: ARG002
         return [self.subject.part]
@@ -107,6 +117,8 @@ class RunGates(GateSession):
         if part != self.subject.part:
             raise unknown("part of engines", part, [self.subject.part])
         mode = Mode(part, "an engine beside its trainer")
+        # Said here, and not when tests are collected: only the process of the gate compares.
+        self._note([f"engines: {note}" for note in self.notes()])
         notes = {"engines": " and ".join(self.subject.paths)}
         return self.judge(suite, mode, self._rows(), SCOPE, notes, label=SCOPE, whole=[SCOPE])
 

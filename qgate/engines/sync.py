@@ -37,6 +37,7 @@ _FLOAT_NOISE, _HALF_NOISE = 2.0**-20, 2.0**-6
 """Twice the relative errors of a quotient in float32, and of one that was made in bfloat16."""
 _LEAST_FACTOR, _MOST_NOISE = 4e-3, 0.01
 """Distance from 1 of a factor that a scale in 16 bits has not, and the noise of 8 bits."""
+_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _EXPLAINED = 0.9
 """Share of the elements that differ which an earlier step explains."""
 
@@ -127,6 +128,10 @@ def _matched(probe: Probe, source: WeightSource, record: SyncRecord) -> dict[str
             f"{next(iter(source.shapes), 'none')!r} in the trainer. Give names= to qgate.probe."
         )
     used = set(names.values())
+    embedding = next((name for name in source.shapes if name.endswith(_EMBEDDING)), None)
+    if embedding and not any(name.endswith(_HEAD) for name in source.shapes):
+        # Tied, the checkpoint has no head, and some engines have a copy.
+        names |= {name: embedding for name in mine if name.endswith(_HEAD)}
     record.alone = [f"{name} (engine)" for name in mine if name not in names]
     record.alone += [f"{name} (trainer)" for name in source.shapes if name not in used]
     return names

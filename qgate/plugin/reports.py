@@ -175,10 +175,15 @@ def _is_half_loaded(package: str) -> bool:
 
 
 def _joined_selection(run: SuiteRun) -> Selection:
-    """Return what was left out, as one worker tells it: all of them collect the same."""
-    for refused, notes, empty, unasked in (part["selection"] for part in run.parts):
+    """Return what was left out, as one worker tells it: all of them collect the same.
+
+    Notes come from all of them: some are made where a gate ran.
+    """
+    selections = [part["selection"] for part in run.parts]
+    joined = dict.fromkeys(note for _, notes, *_ in selections for note in notes)
+    for refused, notes, empty, unasked in selections:
         if refused or notes or unasked:
-            return Selection([*refused], notes=[*notes], empty=empty, unasked={**unasked})
+            return Selection([*refused], notes=[*joined], empty=empty, unasked={**unasked})
     return Selection()
 
 

@@ -245,6 +245,49 @@ def _columns_swapped(x: Any) -> Any:
     return x
 
 
+def _of_awq(tensors: Tensors) -> None:
+    """Store the outputs of a word as they follow each other, not in AWQ's order."""
+    words, order = tensors[f"{UP}.qweight"], (0, 4, 1, 5, 2, 6, 3, 7)
+    parts = [(words >> 4 * position & 15) << 4 * n for n, position in enumerate(order)]
+    tensors[f"{UP}.qweight"] = torch.stack(parts).sum(0).int()
+
+
+def _as_e5m2(tensors: Tensors) -> None:
+    ratios = parent_tensors()[f"{UP}.weight"].float() / tensors[f"{UP}.weight_scale"].float()
+    codes = ratios.to(torch.float8_e5m2).view(torch.uint8)
+    tensors[f"{UP}.weight"] = codes.view(torch.float8_e4m3fn)
+
+
+def _nibble_late(x: Tensor) -> Tensor:
+    nibbles = torch.stack([x & 15, x >> 4], -1).flatten(1).roll(1, 1)
+    return nibbles[:, ::2] | nibbles[:, 1::2] << 4
+
+
+def _copied(source: str, target: str) -> Plant:
+    return tensors(lambda t: t.update({target: t[source].clone()}))
+
+
+def _without_a_shard(folder: Path) -> None:
+    """Divide the tensors into two shards, of which the second one is lost."""
+    path, files = (
+        folder / "model.safetensors",
+        ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
+    )
+    with safe_open(path, "pt") as file:
+        held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    weight_map = {name: files[n >= len(held) // 2] for n, name in enumerate(sorted(held))}
+    first = {name: x for name, x in held.items() if weight_map[name] == files[0]}
+    save_file(first, folder / files[0])
+    path.unlink()
+    size = sum(x.numel() * x.element_size() for x in held.values())
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _recipe(**changes: object) -> Plant:
+    return document("config.json", lambda d: d["quantization_config"].update(changes))
+
+
 def _scale_of_the_head(tensors: Tensors) -> None:
     tensors["lm_head.input_scale"] = torch.tensor(0.002)
 
@@ -288,6 +331,18 @@ WEIGHTS: dict[str, CampaignFault] = {
     "own scales doubled": CampaignFault("own codes", tensor(f"{UP}.W_scale", lambda x: x * 2), UP, "all scales are 2 times too high"),
     "own zero points": CampaignFault("own codes", tensor(f"{UP}.W_zero", lambda x: x - 1), UP, "zero points are 1 too low"),
     "own scales a row down": CampaignFault("own words", tensor(f"{UP}.s", lambda x: x.roll(1, 1)), UP, "belongs to the row before it, zero points do not"),
+    "words in the order of neighbors": CampaignFault("AWQ", tensors(_of_awq), UP, "read in the order of AWQ, and stand in that of their neighbors"),
+    "words of inputs swapped": CampaignFault("GPTQ", tensor(f"{UP}.qweight", lambda x: x[[3, 1, 2, 0, *range(4, len(x))]]), UP, "columns stand in another order: 16 of 64, column 0 is the parent's 24"),
+    "codes of E5M2": CampaignFault(FP8, tensors(_as_e5m2), UP, "codes are read as fp8_e4m3 and are fp8_e5m2"),
+    "one element of FP8": CampaignFault(FP8, tensor(f"{UP}.weight", lambda x: x.index_put((torch.tensor([40]), torch.tensor([11])), torch.tensor(0x7E, dtype=torch.uint8))), UP, "1 row of 128 has far more error than the others, most row 40"),
+    "nibbles one late": CampaignFault(NVFP4, tensor(f"{UP}.weight_packed", _nibble_late), UP, "columns stand in another order: each is the parent's 1 before it"),
+    "codes of torchao cut": CampaignFault("torchao", tensors(lambda t: t.update({f"{UP}._weight_qdata": t[f"{UP}._weight_qdata"].clamp(-64, 63)})), UP, "codes are cut off at -64 and 63 of int8"),
+    "own codes cut": CampaignFault("own codes", tensor(f"{UP}.W_q", lambda x: x.clamp(0, 11)), UP, "codes are cut off at 0 and 11 of uint4"),
+    "a head that is the embedding": CampaignFault("torchao", _copied("model.embed_tokens.weight", "lm_head.weight"), "lm_head", "it is model.embed_tokens.weight of the parent"),
+    "a row of the embedding": CampaignFault("own codes", tensor("model.embed_tokens.weight", lambda x: x.index_fill(0, torch.tensor([7]), 0)), "model.embed_tokens", "1 row of 96 is zero, first row 7"),
+    "rows of the head": CampaignFault("ModelOpt", tensor("lm_head.weight", swap_rows), "lm_head", "rows 5 and 9 are swapped"),
+    "a norm less one": CampaignFault("GPTQ", tensor("model.norm.weight", lambda x: x - 1), "model.norm", "every value is 1 less"),
+    "a norm of another place": CampaignFault("AWQ", _copied("model.norm.weight", "model.layers.1.input_layernorm.weight"), "model.layers.1.input_layernorm", "it is model.norm.weight of the parent"),
     "own scales lost": CampaignFault("own words", tensors(lambda t: t.pop(f"{UP}.s")), UP, "its s is missing"),
 }  # fmt: skip
 BESIDE: dict[str, CampaignFault] = {
@@ -305,6 +360,20 @@ BESIDE: dict[str, CampaignFault] = {
     "no preprocessor": CampaignFault("torchao", removed("preprocessor_config.json"), "preprocessor_config.json", "missing here"),
     "a scale of the head": CampaignFault("own codes", tensors(_scale_of_the_head), "lm_head.input_scale", "BF16 and not quantized"),
     "an embedding in FP32": CampaignFault(INT4, tensor("model.embed_tokens.weight", Tensor.float), "model.embed_tokens", "F32 here and BF16 in the parent"),
+    "a shard that is lost": CampaignFault(FP8, _without_a_shard, "model-00002-of-00002.safetensors", "the shard is missing: the index has 18 tensors in it"),
+    "a cache without scales": CampaignFault(FP8, _recipe(kv_cache_scheme={"num_bits": 8, "type": "float", "strategy": "tensor"}), f"{C} quantization_config.kv_cache_scheme", "no k_scale or v_scale is stored"),
+    "a format of other codes": CampaignFault(FP8, _recipe(format="int-quantized"), f"{C} quantization_config.format", "codes are stored as in 'float-quantized'"),
+    "a dtype that nothing has": CampaignFault(NVFP4, document(C, lambda d: d.update(torch_dtype="float16")), f"{C} dtype", "declares F16, .* are BF16 as in the parent"),
+    "heads of keys": CampaignFault(FP8, document(C, lambda d: d.update(num_key_value_heads=1)), f"{C} num_key_value_heads", "with 1 head of 16, and the parent's keys have 64 rows"),
+    "inputs without scales": CampaignFault(FP8, document(C, lambda d: d["quantization_config"]["config_groups"]["group_0"].update(input_activations={"num_bits": 8, "dynamic": False})), "model.layers.0.mlp.down_proj.input_scale", "missing for 14 weights of 14, which the recipe declares static"),
+    "no recipe": CampaignFault(INT4, document(C, lambda d: d.pop("quantization_config")), f"{C} quantization_config", "it is missing, and codes are stored for 14 weights"),
+    "two recipes": CampaignFault("ModelOpt", text("hf_quant_config.json", json.dumps({"quantization": {"quant_algo": "FP8"}})), "hf_quant_config.json quantization.quant_algo", "'FP8' here and 'NVFP4' in config.json"),
+    "no architecture": CampaignFault("GPTQ", document(C, lambda d: d.pop("architectures")), f"{C} architectures", "missing here and .'LlamaForCausalLM'. in the parent"),
+    "another size of images": CampaignFault("AWQ", document("preprocessor_config.json", lambda d: d.update(size=336)), "preprocessor_config.json size", "336 here and 224"),
+    "an added token with two texts": CampaignFault("GPTQ", document(T, lambda d: d.update(added_tokens_decoder={"32": {"content": "<x>"}})), f"{T} added_tokens_decoder.32", "'<x>' here and '<.im_end.>' in tokenizer.json"),
+    "an end in prompts": CampaignFault("torchao", document(T, lambda d: d.update(add_eos_token=True)), f"{T} add_eos_token", "True here and nothing"),
+    "two templates": CampaignFault("ModelOpt", document(T, lambda d: d.update(chat_template="{{ messages[0] }}")), f"{T} chat_template", "another one than that of chat_template.jinja"),
+    "two ends": CampaignFault(FP8, document("special_tokens_map.json", lambda d: d.update(eos_token="</s>")), "special_tokens_map.json eos_token", "'</s>' here and '<.im_end.>' in tokenizer_config.json"),
     "a card of another format": CampaignFault(NVFP4, text("README.md", "# tiny FP8\n"), "README.md title", "'FP8' here, and the weights are fp4_e2m1"),
     "weights of another export": CampaignFault("AWQ", text("pytorch_model.bin", "x"), "pytorch_model.bin", "nothing refers to it"),
     "a stale index": CampaignFault("own words", text("model.safetensors.index.json", json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})), "model.safetensors.index.json a", "1 of 1 tensors that it names are in no file"),

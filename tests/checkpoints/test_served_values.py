@@ -173,7 +173,7 @@ def test_a_lost_setting_is_found(pair: tuple[Path, Path], tmp_path: Path) -> Non
     "change",
     [
         {"rope_parameters": {"rope_theta": 500000, "rope_type": "llama3"}, "rope_theta": 500000},
-        {"dtype": "float16", "eos_token_id": [2, 3], "use_cache": False, "_name_or_path": "x"},
+        {"dtype": "bfloat16", "eos_token_id": [2, 3], "use_cache": False, "_name_or_path": "x"},
         {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False},
     ],
 )

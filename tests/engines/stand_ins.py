@@ -134,32 +134,25 @@ class ParallelLMHead(VocabParallelEmbedding):
     """The head, divided as the embedding is."""
 
 
-class FusedMoE(nn.Module):
+class Experts(nn.Module):
     """Experts stacked: gate and up above each other, and down.
 
-    mapped  whether experts are on ranks by a map, as in vLLM; else each has a part of every expert
+    numbers  of the experts on this rank
+    share    which part of each expert the rank has, and of how many
     """
 
     def __init__(
-        self, weights: State, experts: int, rank: int, size: int, fp8: Fp8, mapped: bool
-    ) -> None:
+        self, weights: State, numbers: list[int], fp8: Fp8, share: tuple[int, int] = (0, 1),
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:  # fmt: skip
         super().__init__()
         self.weight_block_size = [BLOCK, BLOCK]
-        numbers = list(range(experts))
-        self.tp_rank, self.tp_size = rank, size
-        if mapped:
-            numbers = [e for e in numbers if e % size == rank]
-            self.tp_rank, self.tp_size = 0, 1
-            slots = [numbers.index(e) if e in numbers else -1 for e in range(experts)]
-            self.register_buffer("expert_map", torch.tensor(slots, dtype=torch.int32))
+        rank, size = share
         w13, w2 = [], []
         for expert in numbers:
-            gate, up, down = (
-                weights[f"{expert}.{part}_proj.weight"] for part in ("gate", "up", "down")
-            )
-            halves = [part.chunk(self.tp_size)[self.tp_rank] for part in (gate, up)]
-            w13.append(torch.cat(halves))
-            w2.append(down.chunk(self.tp_size, 1)[self.tp_rank])
+            *above, down = (weights[f"{expert}.{name}.weight"] for name in names if name)
+            w13.append(torch.cat([part.chunk(size)[rank] for part in above]))
+            w2.append(down.chunk(size, 1)[rank])
         self._hold("w13_weight", w13, fp8)
         self._hold("w2_weight", w2, fp8)
 
@@ -172,6 +165,42 @@ class FusedMoE(nn.Module):
         joined = torch.stack([x.view(torch.uint8) for x in codes]).view(torch.float8_e4m3fn)
         self.register_parameter(name, nn.Parameter(joined, requires_grad=False))
         self.register_parameter(name + ending, _plain(torch.stack(scales)))
+
+
+class RoutedExperts(Experts):
+    """Those of vLLM: whole experts on ranks by a map, and settings for all else."""
+
+    def __init__(
+        self, weights: State, experts: int, rank: int, size: int, fp8: Fp8, **more: object
+    ) -> None:
+        numbers = [e for e in range(experts) if e % size == rank]
+        super().__init__(weights, numbers, fp8)
+        slots = [numbers.index(e) if e in numbers else -1 for e in range(experts)]
+        self.register_buffer("_expert_map", torch.tensor(slots, dtype=torch.int32))
+        # Kernels of AITER read a mask in the place of the map.
+        self.expert_map = torch.tensor([int(slot >= 0) for slot in slots])
+        ranks = SimpleNamespace(tp_rank=0, tp_size=1, ep_rank=rank, ep_size=size)
+        settings = {"num_experts": experts, "num_logical_experts": experts, "is_act_and_mul": True}
+        self.moe_config = SimpleNamespace(**settings | more, moe_parallel_config=ranks)
+        self.quant_method = SimpleNamespace(unquantized_backend=SimpleNamespace(name="TRITON"))
+        for part in ("gate", "up", "down"):
+            setattr(self, f"ckpt_{part}_proj_name", f"{part}_proj")
+
+
+class FusedMoE(Experts):
+    """Those of SGLang: a part of every expert on each rank, or some experts by rank."""
+
+    def __init__(
+        self, weights: State, experts: int, rank: int, size: int, fp8: Fp8, *, by_rank: bool = False
+    ) -> None:
+        count = experts // size if by_rank else experts
+        numbers = list(range(rank * count, (rank + 1) * count)) if by_rank else list(range(experts))
+        super().__init__(weights, numbers, fp8, (0, 1) if by_rank else (rank, size))
+        self.moe_tp_rank, self.moe_tp_size = (0, 1) if by_rank else (rank, size)
+        self.moe_ep_rank, self.moe_ep_size = (rank, size) if by_rank else (0, 1)
+        self.num_fused_shared_experts, self.layer_id = 0, 0
+        self.moe_runner_config = SimpleNamespace(is_gated=True)
+        self.quant_method = SimpleNamespace(load_up_proj_weight_first=False)
 
 
 class RMSNorm(nn.Module):
@@ -217,7 +246,10 @@ class Block(nn.Module):
             gate = take("mlp.gate.weight")
             self.mlp.gate = ReplicatedLinear(hidden, len(gate), rank, size)
             self.mlp.gate.hold(gate, "")
-            self.mlp.experts = FusedMoE(experts, len(gate), rank, size, fp8, make.mapped)
+            parts = experts, len(gate), rank, size, fp8
+            self.mlp.experts = nn.Module() if make.mapped else FusedMoE(*parts)
+            if make.mapped:
+                self.mlp.experts.routed_experts = RoutedExperts(*parts)
         else:
             parts = [take(f"mlp.{part}_proj.weight") for part in ("gate", "up")]
             sizes = [len(part) for part in parts]

@@ -276,13 +276,13 @@ def test_what_was_not_compared_is_noted(
     states: dict[int, State], tmp_path: Path, capsys: Capture
 ) -> None:
     tensors = {**synced.halves(states[42]), "model.extra.weight": torch.ones(2, 2)}
-    del tensors["lm_head.weight"]
+    del tensors["model.norm.weight"]
     save_file(tensors, tmp_path / "trainer.safetensors")
     engine = write_engine(tmp_path / "engine", states[42], 1)
     assert main(["engines", str(tmp_path / "trainer.safetensors"), engine]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].endswith(" bit for bit; 2 weights not compared")
-    assert "2 weights are on one side alone: lm_head.weight (engine), model.extra.weight" in out
+    assert "2 weights are on one side alone: model.norm.weight (engine), model.extra.weight" in out
 
 
 def test_a_scale_of_the_cache_that_is_none_fails(

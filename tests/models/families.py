@@ -56,8 +56,10 @@ STATES: dict[str, dict[str, Any]] = {
     | _HEADS
     | {
         "num_key_value_heads": 4, "mamba_d_state": 6, "mamba_ngroups": 1, "n_mamba_heads": 4,
-        "mamba_headdim": 16, "chunk_size": 16, "layers_block_type": ["mamba", "hybrid"],
-        "num_mem_blocks": 1,
+        "mamba_headdim": 16, "chunk_size": 16, "layers_block_type": ["mamba", *["hybrid"] * 3],
+        "num_hidden_layers": 4, "num_mem_blocks": 2, "use_mem_rope": True,
+        "use_shared_attention_adapter": True, "adapter_rank": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
     "Qwen3Next": _BASE | _HEADS | _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 16},
     "Qwen3_5": _BASE | _HEADS | _DELTA,
@@ -92,7 +94,7 @@ def network_of(family: str, seed: int = 0) -> Any:
         network = getattr(transformers, f"{family}ForCausalLM")(config).eval()
         with torch.no_grad():
             for name, parameter in network.named_parameters():
-                if "proj" in name and parameter.dim() == 2:
+                if ("proj" in name or "adapter" in name) and parameter.dim() == 2:
                     parameter.mul_(8)
                 if name.endswith("out_proj.weight"):
                     parameter.mul_(4)

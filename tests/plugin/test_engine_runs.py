@@ -60,6 +60,32 @@ def test_a_stale_layer_is_the_first_line_in_both(
     assert (row["site"], row["mode"]) == ("layer 2", "sync")
 
 
+COUNTING = """
+from pathlib import Path
+from qgate.engines import run_gates
+
+compare = run_gates.compare_sync
+
+def counting(*paths):
+    with Path("compared.txt").open("a") as file:
+        file.write("once\\n")
+    return compare(*paths)
+
+run_gates.compare_sync = counting
+"""
+
+
+@proof
+@pytest.mark.usefixtures("suites")
+def test_one_worker_of_a_run_compares(pytester: pytest.Pytester) -> None:
+    stale_layer(pytester.path)
+    pytester.makeconftest(COUNTING)
+    result = pytester.runpytest_subprocess("suites", "-n2", "--engines", "trainer", "right")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["engines: the engine has the trainer's weights of step 42: *"])
+    assert (pytester.path / "compared.txt").read_text().split() == ["once"]
+
+
 @proof
 def test_a_drift_is_the_first_line_in_both(
     suites: Suites, pytester: pytest.Pytester, capsys: pytest.CaptureFixture[str]

@@ -39,6 +39,7 @@ from qgate.checkpoints.methods.scalings import (
 )
 from qgate.checkpoints.methods.steps import is_error_passed_on, measure_steps
 from qgate.checkpoints.methods.surroundings import Surroundings
+from qgate.checkpoints.orders import order_faults
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightFigures
 from qgate.checkpoints.rows import WeightRows
 from qgate.text.numbers import decibels
@@ -121,10 +122,12 @@ def explain_error(
     if not explained and scaling is None:
         norms = changed_norms(layer, parent.shape[1])
         explained = next(filter(None, (find_fault(parent * x) for _, x in norms)), "")
+    orders = [] if explained else [*order_faults(weight, parent)]
     explained = (
         explained
         or _find_fault(*leading, wrong_size(*leading), is_part=False)
         or wrong_columns(leading[0].values(), leading[1], measured(*leading).least)
+        or (find_fault(parent, *orders) if orders else "")
         or _lone_scales(*leading)
         or _zero_rows(compared)
         or find_fault(parent, wrong_powers(weight, parent))

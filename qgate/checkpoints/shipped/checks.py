@@ -10,6 +10,7 @@ from qgate.checkpoints.recipes import DeclaredFormat, Recipe
 from qgate.checkpoints.record import CheckpointFinding
 from qgate.checkpoints.rows import WeightRows
 from qgate.checkpoints.shipped.cards import card_findings
+from qgate.checkpoints.shipped.declarations import declaration_findings
 from qgate.checkpoints.shipped.files import ShippedFiles
 from qgate.checkpoints.shipped.generation import generation_findings
 from qgate.checkpoints.shipped.gguf_vocabulary import vocabulary_findings
@@ -37,6 +38,7 @@ def shipped_findings(
     own = ShippedFiles(child)
     yield from own.broken()
     yield from stray_scales(child, weights)
+    yield from declaration_findings(child, weights, recipe)
     if not child.is_gguf:
         yield from card_findings(own, _formats(child, weights, recipe))
     if parent is None:

@@ -17,6 +17,7 @@ from qgate.text import counted
 from qgate.text.numbers import megabytes
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
+HALVES = ("BF16", "F16")
 HALF_METHODS = ("gptq", "awq", "bitsandbytes")
 """Libraries that write float16 whatever the parent has."""
 EXCESS = 0.05
@@ -67,6 +68,15 @@ def precision_findings(
                 f"config.json declares {declared}: store {parents}, or declare {dtype}",
             )
     yield from _size_findings(child, pairs)
+    dtypes = {own.dtype for own, other in pairs if own.dtype == other.dtype} & set(HALVES)
+    is_free = recipe.method not in HALF_METHODS and declared in HALVES
+    if is_free and len(dtypes) == 1 and dtypes == {_declared(parent)} != {declared}:
+        (stored,) = dtypes
+        yield CheckpointFinding(
+            "config.json dtype",
+            f"it declares {declared}, and tensors that are not quantized are {stored} as in the "
+            f"parent: declare {stored}",
+        )
 
 
 def _declared(child: Checkpoint) -> str | None:

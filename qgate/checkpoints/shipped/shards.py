@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from qgate.checkpoints.record import CheckpointFinding
-from qgate.checkpoints.shipped.files import ShippedFiles, is_missing
+from qgate.checkpoints.accounting import ALONE
+from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord
+from qgate.checkpoints.shipped.files import ShippedFiles, differs, is_missing, same_value
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.wrong_files import NO_WEIGHTS
-from qgate.text import one_line
+from qgate.text import counted, one_line
 from qgate.text.numbers import megabytes
 
 INDEX = "model.safetensors.index.json"
@@ -31,7 +32,8 @@ def shard_findings(
     weight_map = listed if isinstance(listed, Mapping) else {}
     if weight_map:
         yield from _index_findings(checkpoint, weight_map)
-        yield from _total_findings(checkpoint, index, parent)
+        if not lost_shards(checkpoint, weight_map):
+            yield from _total_findings(checkpoint, index, parent)
     opened = {entry.file for entry in checkpoint.entries.values()}
     indexed = set(map(str, weight_map.values()))
     for name, is_folder in child.names.items():
@@ -45,11 +47,40 @@ def shard_findings(
     yield from _code_findings(child, parent)
 
 
+def leave_out_lost(record: CheckpointRecord, child: Checkpoint) -> None:
+    """Leave out findings of weights whose shard is missing, which is a finding itself."""
+    listed = ShippedFiles(child).settings(INDEX).get("weight_map")
+    lost = lost_shards(child, listed) if isinstance(listed, Mapping) else {}
+    names = {name.rpartition(".")[0] for names in lost.values() for name in names}
+    record.findings = [
+        finding
+        for finding in record.findings
+        if finding.cause != ALONE or finding.subject.rpartition(".")[0] not in names
+    ]
+
+
+def lost_shards(checkpoint: Checkpoint, weight_map: Mapping[str, object]) -> dict[str, list[str]]:
+    """Return files that an index names and a folder with others of them lacks, with tensors."""
+    files = {entry.file for entry in checkpoint.entries.values()}
+    listed = {str(file) for file in weight_map.values()}
+    names = ShippedFiles(checkpoint).names
+    lost = [file for file in sorted(listed) if file not in names] if listed & files else []
+    return {file: [n for n, own in weight_map.items() if str(own) == file] for file in lost}
+
+
 def _index_findings(
     checkpoint: Checkpoint, weight_map: Mapping[str, object]
 ) -> Iterator[CheckpointFinding]:
     entries = checkpoint.entries
     gone = [name for name in weight_map if name not in entries]
+    lost = lost_shards(checkpoint, weight_map)
+    for file, names in lost.items():
+        yield CheckpointFinding(
+            one_line(file),
+            f"the shard is missing: the index has {counted(len(names), 'tensor')} in it, first "
+            f"{one_line(names[0])!r}; copy it",
+        )
+    gone = [name for name in gone if str(weight_map[name]) not in lost]
     if gone:
         first = gone[0]
         yield CheckpointFinding(
@@ -57,14 +88,15 @@ def _index_findings(
             f"{len(gone):,} of {len(weight_map):,} tensors that it names are in no file, first in "
             f"{one_line(str(weight_map[first]))!r}: write the index again",
         )
-    for name, entry in entries.items():
-        stated = weight_map.get(name)
-        if stated is not None and str(stated) != entry.file:
-            yield CheckpointFinding(
-                f"{INDEX} {one_line(name)}",
-                f"it is {one_line(str(stated))!r} here, and the tensor lies in {entry.file!r}: "
-                "write the index again",
-            )
+    stated = {name: str(weight_map[name]) for name in entries if name in weight_map}
+    moved = [name for name, file in stated.items() if file != entries[name].file]
+    if moved:
+        first, more = moved[0], f" ({len(moved):,} tensors)" if len(moved) > 1 else ""
+        yield CheckpointFinding(
+            f"{INDEX} {one_line(first)}",
+            f"it is {one_line(stated[first])!r} here, and the tensor lies in "
+            f"{entries[first].file!r}{more}: write the index again",
+        )
     unlisted = [name for name in entries if name not in weight_map]
     if unlisted:
         first = unlisted[0]
@@ -108,3 +140,17 @@ def _code_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[Checkp
     for name in PROCESSORS:
         if parent.has(name) and not child.has(name) and not child.has("processor_config.json"):
             yield is_missing(name)
+        for key, own, parents in _unlike(child.settings(name), parent.settings(name)):
+            yield differs(name, key, own, parents)
+
+
+def _unlike(
+    own: Mapping[str, object], parents: Mapping[str, object], path: str = ""
+) -> Iterator[tuple[str, object, object]]:
+    """Yield values of one kind that differ; versions write names and sizes otherwise."""
+    for key in (key for key in parents if key in own and not key.endswith(("_type", "_class"))):
+        one, other = own[key], parents[key]
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _unlike(one, other, f"{path}{key}.")
+        elif type(one) is type(other) and not same_value(one, other):
+            yield f"{path}{key}", one, other

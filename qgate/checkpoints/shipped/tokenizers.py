@@ -38,6 +38,8 @@ SETTINGS = (
     "split_special_tokens", "spaces_between_special_tokens", "tokenizer_class",
 )  # fmt: skip
 """Settings that change tokens; each is compared where both sides state it."""
+OFF = ("add_eos_token",)
+"""Settings that are off where nothing states them."""
 ANY_CLASS = ("PreTrainedTokenizer", "TokenizersBackend")
 """Names of classes that stand for whatever `tokenizer.json` holds."""
 LEFT_BY_CALIBRATION = {
@@ -226,9 +228,10 @@ def _added_findings(
 def _setting_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[CheckpointFinding]:
     own, parents = child.settings(CONFIG), parent.settings(CONFIG)
     for key in SETTINGS:
-        if key not in own or key not in parents:
+        is_stated = key in own and key in parents
+        if not is_stated and not (key in OFF and own.get(key) and not parents.get(key)):
             continue
-        one, other = own[key], parents[key]
+        one, other = own[key], parents.get(key)
         if key == "tokenizer_class" and _same_class(str(one), str(other)):
             continue
         if not same_value(one, other):
@@ -238,9 +241,27 @@ def _setting_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[Che
         # Classes and calibration add tokens that a model without them does not need.
         if one != other and not (other is None and key not in ADDED_MATTER):
             yield differs(CONFIG, key, one, other)
+        # Some loaders read this file first, where it is there.
+        repeated, parents_repeated = _stated(child, SPECIAL, key), _stated(parent, SPECIAL, key)
+        if repeated not in (None, one, parents_repeated):
+            words = f"it is {value_text(repeated)} here and {value_text(one)} in {CONFIG}"
+            yield CheckpointFinding(f"{SPECIAL} {key}", f"{words}: copy it from the parent")
+    yield from _decoder_findings(child)
     own_extra, parent_extra = _extra_tokens(child), _extra_tokens(parent)
     if parent_extra - own_extra:
         yield differs(CONFIG, "extra_special_tokens", sorted(own_extra), sorted(parent_extra))
+
+
+def _decoder_findings(child: ShippedFiles) -> Iterator[CheckpointFinding]:
+    """Find added tokens whose ids two files of the tokenizer give to other texts."""
+    texts = {rules.get("id"): text for text, rules in added_tokens(child.settings(FAST)).items()}
+    for number, rules in section_of(child.settings(CONFIG), "added_tokens_decoder").items():
+        token = rules.get("content") if isinstance(rules, Mapping) else None
+        text = texts.get(int(number)) if number.isdecimal() else None
+        if token is not None and text is not None and token != text:
+            words = f"it is {value_text(token)} here and {value_text(text)} in {FAST}"
+            where = f"{CONFIG} added_tokens_decoder.{number}"
+            yield CheckpointFinding(where, f"{words}: copy both from the parent")
 
 
 def _same_class(one: str, other: str) -> bool:
@@ -250,12 +271,14 @@ def _same_class(one: str, other: str) -> bool:
 
 def special_token(files: ShippedFiles, key: str) -> str | None:
     """Return a special token, which is a text, or a record with one, in one of two files."""
-    for name in (CONFIG, SPECIAL):
-        value = files.settings(name).get(key)
-        value = value.get("content") if isinstance(value, Mapping) else value
-        if value is not None:
-            return str(value)
-    return None
+    own = _stated(files, CONFIG, key)
+    return _stated(files, SPECIAL, key) if own is None else own
+
+
+def _stated(files: ShippedFiles, name: str, key: str) -> str | None:
+    value = files.settings(name).get(key)
+    value = value.get("content") if isinstance(value, Mapping) else value
+    return None if value is None else str(value)
 
 
 def _extra_tokens(files: ShippedFiles) -> set[str]:
@@ -273,7 +296,7 @@ def _extra_tokens(files: ShippedFiles) -> set[str]:
 
 
 def _template_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[CheckpointFinding]:
-    (_, own), (file, parents) = templates_of(child), templates_of(parent)
+    (first, own), (file, parents) = templates_of(child), templates_of(parent)
     for name, template in parents.items():
         key = f"chat_template {name}".rstrip()
         if name not in own:
@@ -288,21 +311,29 @@ def _template_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[Ch
             number = next(n for n in range(length) if padded[0][n] != padded[1][n])
             yield differs(file, f"{key} line {number + 1}", padded[0][number], padded[1][number])
 
+    for other in TEMPLATES:
+        templates = _templates_in(child, other)
+        differing = [name for name, text in templates.items() if own.get(name, text) != text]
+        if differing and templates != _templates_in(parent, other):
+            words = f"it is another one than that of {first}, which not all loaders read"
+            yield CheckpointFinding(f"{other} chat_template", f"{words}: remove it")
+
 
 def templates_of(files: ShippedFiles) -> tuple[str, dict[str, str]]:
     """Return the chat templates by name, and the file of the first that there is."""
-    for name in TEMPLATES:
-        value: object = None
-        if name.endswith(".jinja"):
-            value = files.text(name) or None
-        else:
-            value = files.settings(name).get("chat_template")
-        named = value if isinstance(value, list) else [{"name": "", "template": value}]
-        templates = {
-            str(entry.get("name")).replace("default", ""): str(entry["template"]).removesuffix("\n")
-            for entry in named
-            if isinstance(entry, Mapping) and isinstance(entry.get("template"), str)
-        }
-        if templates:
-            return name, templates
-    return TEMPLATES[0], {}
+    sources = ((name, _templates_in(files, name)) for name in TEMPLATES)
+    return next((source for source in sources if source[1]), (TEMPLATES[0], {}))
+
+
+def _templates_in(files: ShippedFiles, name: str) -> dict[str, str]:
+    value: object = None
+    if name.endswith(".jinja"):
+        value = files.text(name) or None
+    else:
+        value = files.settings(name).get("chat_template")
+    named = value if isinstance(value, list) else [{"name": "", "template": value}]
+    return {
+        str(entry.get("name")).replace("default", ""): str(entry["template"]).removesuffix("\n")
+        for entry in named
+        if isinstance(entry, Mapping) and isinstance(entry.get("template"), str)
+    }

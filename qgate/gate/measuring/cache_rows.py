@@ -36,7 +36,7 @@ def cache_rows(
     sources: dict[str, AttentionSource] = {}
     by_layer: dict[str, list[ExpectedTrace]] = {}
     for trace in (*served_traces(quantized, base), *run.traces.values()):
-        source = source_of(base.module.get_submodule(trace.at))
+        source = source_of(base.module.get_submodule(trace.at), trace.at)
         assert source is not None
         sources[trace.at] = source
         ups = None

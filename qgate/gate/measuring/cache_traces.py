@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from qgate.models.rows import is_text
 from qgate.modes import Quantized
 from qgate.modes.attention.core import AttentionCore, QuantizedCache
 from qgate.modes.attention.planning import CachedAttention
+from qgate.modes.attention.sources import sum_of
 
 TOKENS = 77
 """Tokens of each request: beyond the first capacity of a cache, and no multiple of a chunk."""
@@ -73,13 +75,14 @@ def served_traces(quantized: Quantized, base: Model) -> Iterator[CacheTrace]:
     requests = several(base.inputs)
     requests = requests[:, :TOKENS] if is_text(requests) else requests
     attentions = attentions_of(quantized)
-    names = {f"{at}.{leaf}" for at, of in attentions.items() for leaf in of.leaves.values()}
+    names = {f"{at}.{leaf}" for at, of in attentions.items() for leaf in chain(*of.leaves.values())}
     sites = [site for site in base.sites() if site.module in names and site.port == "output"]
     flowing = flow(base, sites, requests)
     for at, attention in attentions.items():
+        source = attention.source
         sides = [
-            attention.source.side_of(side, flowing[f"{at}.{leaf}:output"])
-            for side, leaf in attention.leaves.items()
+            source.side_of(side, sum_of(flowing[f"{at}.{leaf}:output"] for leaf in leaves))
+            for side, leaves in attention.leaves.items()
         ]
         cache = QuantizedCache(attention.core)
         length = sides[0].shape[2]
@@ -219,12 +222,15 @@ class RunTraces:
             projected["context"] = args[0].detach()[tapped.rows]
 
         def finish(_module: nn.Module, _args: Any, _result: Any) -> None:
-            if at not in self.traces and {"q", "k", "v", "context"} <= projected.keys():
-                gate = projected.pop("gate", None)
-                heads = {side: source.side_of(side, x) for side, x in projected.items()}
-                q, k, v = (heads[leaf] for leaf in "qkv")
-                trace = CacheTrace(at, RUN, q, k, v, [1] * q.shape[2], context=heads["context"])
-                trace.gate = None if gate is None else source.gate(gate)
+            needed = {"context", *chain(*attention.leaves.values())}
+            if at not in self.traces and needed <= projected.keys():
+                q, k, v = (
+                    source.side_of(side, sum_of(projected[leaf] for leaf in leaves))
+                    for side, leaves in attention.leaves.items()
+                )
+                context = source.side_of("context", projected["context"])
+                trace = CacheTrace(at, RUN, q, k, v, [1] * q.shape[2], context=context)
+                trace.gate = source.gate(projected["gate"]) if source.is_gated else None
                 tapped.fill(trace)
                 self.traces[at] = trace
                 # One pass is enough: the hooks would slow down the others.
@@ -233,9 +239,9 @@ class RunTraces:
 
         hooks.add(attention, None, finish)
         # The arguments of an attention may be named; those of its projections are not.
-        first = "q_proj" if source.is_gated else attention.leaves["q"]
+        first = "q_proj" if source.is_gated else attention.leaves["q"][0]
         hooks.add(attention.get_submodule(first), begin, take("gate") if source.is_gated else None)
-        for side, leaf in attention.leaves.items():
-            hooks.add(attention.get_submodule(leaf), None, take(side))
+        for leaf in chain(*attention.leaves.values()):
+            hooks.add(attention.get_submodule(leaf), None, take(leaf))
         tapped.watch(hooks)
         hooks.add(attention.last, output)

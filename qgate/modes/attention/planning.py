@@ -18,6 +18,7 @@ from qgate.modes.attention.core import AttentionCore, LatentCore, QuantizedCache
 from qgate.modes.attention.sources import (
     AttentionSource,
     LatentSource,
+    layer_of,
     named_attentions,
     source_of,
 )
@@ -40,7 +41,7 @@ class CachedAttention(nn.Module):
             if getattr(source.module, leaf, None) is not None:
                 setattr(self, leaf, getattr(source.module, leaf))
         self.source, self.core = source, core
-        self.leaves = {side: source.leaf(side) for side in "qkv"}
+        self.leaves = {side: source.leaves(side) for side in "qkv"}
 
     @property
     def last(self) -> nn.Linear:
@@ -67,7 +68,9 @@ class CachedAttention(nn.Module):
 class CachedDecoderAttention(CachedAttention):
     """The same in a decoder of transformers, whose cache has the quantized one of each layer."""
 
-    layer_idx: int
+    def __init__(self, source: AttentionSource, core: AttentionCore, layer_idx: int) -> None:
+        super().__init__(source, core)
+        self.layer_idx = layer_idx
 
     def forward(  # type: ignore[override]
         self,
@@ -232,7 +235,7 @@ def cache_attentions(
         sides = {side: StoredSide(None, None) for side in SIDES}
         for side, choice in choices.chosen.items():
             sides[side] = StoredSide(choice, _quantizer(at, side, source, choices, ranges))
-        shared = source_of(network.get_submodule(at))
+        shared = source_of(network.get_submodule(at), at)
         assert shared is not None
         parts = choices, sides, shared.positions.turn, shared.scaling, shared.window, shared.cap
         core = AttentionCore(*parts)
@@ -240,7 +243,7 @@ def cache_attentions(
             core = LatentCore(shared, *parts)
         block, _, leaf = at.rpartition(".")
         is_own = isinstance(shared.module, Attention)
-        replacement = (CachedAttention if is_own else CachedDecoderAttention)(shared, core)
+        replacement = CachedAttention(shared, core)
         if not is_own:
-            replacement.layer_idx = shared.module.layer_idx
+            replacement = CachedDecoderAttention(shared, core, layer_of(shared.module, at))
         setattr(network.get_submodule(block), leaf, replacement.eval())

@@ -11,7 +11,7 @@ from torch import Tensor
 from qgate.errors import QgateError
 from qgate.hooks.tapping import tap_sites
 from qgate.modes.attention.planning import Side, range_site
-from qgate.modes.attention.sources import named_attentions
+from qgate.modes.attention.sources import named_attentions, sum_of
 
 if TYPE_CHECKING:
     from qgate.models.model import Model
@@ -23,13 +23,22 @@ _LEAST = 1e-5
 def cache_ranges(model: Model, batches: Iterator[Tensor]) -> dict[str, float]:
     """Run the FP32 model and return the largest magnitudes of what its caches would store."""
     attentions = dict(named_attentions(model))
+    owners = {
+        f"{at}.{leaf}": (at, side)
+        for at, source in attentions.items()
+        for side in "qkv"
+        for leaf in source.leaves(side)
+    }
     ranges: dict[str, Tensor] = {}
+    addends: dict[tuple[str, str], list[Tensor]] = {}
 
     def take(site: Site, tensor: Tensor) -> None:
-        at, _, leaf = site.module.rpartition(".")
-        source = attentions[at]
-        side = next(side for side in "qkv" if leaf == source.leaf(side))
-        heads = source.side_of(side, tensor.detach().float())
+        at, side = owners[site.module]
+        source, parts = attentions[at], addends.setdefault((at, side), [])
+        parts.append(tensor.detach().float())
+        if len(parts) < len(source.leaves(side)):
+            return
+        heads = source.side_of(side, sum_of(addends.pop((at, side))))
         sides: dict[Side, Tensor] = {"values": heads}
         if side == "q":
             sides = {"queries": source.positions.turn(heads, 0)}
@@ -40,8 +49,7 @@ def cache_ranges(model: Model, batches: Iterator[Tensor]) -> dict[str, float]:
             before = ranges.get(range_site(at, kind))
             ranges[range_site(at, kind)] = largest if before is None else largest.maximum(before)
 
-    names = {f"{at}.{source.leaf(side)}" for at, source in attentions.items() for side in "qkv"}
-    sites = [site for site in model.sites() if site.module in names and site.port == "output"]
+    sites = [site for site in model.sites() if site.module in owners and site.port == "output"]
     with torch.no_grad(), tap_sites(model.module, sites, take):
         for batch in batches:
             model(batch)

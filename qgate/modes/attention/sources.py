@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -31,7 +33,7 @@ FAMILY = (
     "Olmo2Attention", "Olmo3Attention", "OlmoHybridAttention", "PhimoeAttention",
     "Qwen2Attention", "Qwen2MoeAttention", "Qwen3Attention", "Qwen3MoeAttention",
     "Qwen3NextAttention", "Qwen3_5Attention", "Qwen3_5MoeAttention", "SeedOssAttention",
-    "SmolLM3Attention", "Starcoder2Attention",
+    "SmolLM3Attention", "Starcoder2Attention", "Zamba2Attention",
 )  # fmt: skip
 """Classes of transformers with a projection each for queries, keys and values.
 
@@ -67,6 +69,7 @@ class AttentionSource:
     window   the number of tokens that a query sees, its own among them; 0 for all
     scaling  of scores; None for 1 over the root of the width
     cap      the bound that scores approach, by a tanh; 0 for none
+    adapter  the number of this layer's adapters, whose outputs are added; None for none
     """
 
     module: Any
@@ -77,10 +80,11 @@ class AttentionSource:
     window: int = 0
     scaling: float | None = None
     cap: float = 0.0
+    adapter: int | None = None
 
     parts: ClassVar[tuple[str, ...]] = (
         "q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "q_layernorm", "k_layernorm", "o_proj",
-        "out_proj",
+        "out_proj", *(f"linear_{side}_adapter_list" for side in "qkv"),
     )  # fmt: skip
 
     @property
@@ -124,6 +128,12 @@ class AttentionSource:
         names = (f"{side}_norm", f"{side}_layernorm", f"{side}_proj")
         return next(name for name in names if getattr(self.module, name, None) is not None)
 
+    def leaves(self, side: str) -> tuple[str, ...]:
+        """Return the names of the modules whose outputs add up to q, k or v."""
+        if self.adapter is None:
+            return (self.leaf(side),)
+        return self.leaf(side), f"linear_{side}_adapter_list.{self.adapter}.1"
+
     def gate(self, projected: Tensor) -> Tensor:
         """Return the factors of the context, (batch, heads, tokens, width)."""
         heads = projected.unflatten(-1, (-1, 2 * self.width)).transpose(1, 2)
@@ -135,6 +145,9 @@ class AttentionSource:
         gate = None
         for side in "qkv":
             x = self.module.get_submodule(f"{side}_proj")(hidden)
+            if self.adapter is not None:
+                adapters = self.module.get_submodule(f"linear_{side}_adapter_list")
+                x = x + adapters[self.adapter](hidden)
             if side == "q" and self.is_gated:
                 gate = self.gate(x)
                 x = x.unflatten(-1, (-1, 2 * self.width))[..., : self.width].flatten(2)
@@ -212,8 +225,11 @@ class LatentSource(AttentionSource):
         return weight[:, :plain], weight[:, plain:]
 
 
-def source_of(module: nn.Module) -> AttentionSource | None:
-    """Return a module as attention that can be quantized; None for other modules."""
+def source_of(module: nn.Module, at: str = "") -> AttentionSource | None:
+    """Return a module as attention that can be quantized; None for other modules.
+
+    at  its name in the model, which has the number of the layer
+    """
     name = type(module).__name__
     if isinstance(module, Attention):
         positions = RotaryPositions(module.width, float(module.base))
@@ -248,7 +264,28 @@ def source_of(module: nn.Module) -> AttentionSource | None:
         _window(module) or 0,
         None if math.isclose(factor, width**-0.5) else factor,
         float(getattr(module, "attn_logit_softcapping", None) or 0),
+        _adapter(module, at),
     )
+
+
+def layer_of(module: nn.Module, at: str) -> int:
+    """Return the layer of an attention; Zamba2's, whose weights are shared, have it in the name."""
+    own: Any = getattr(module, "layer_idx", -1)
+    if own is not None and own >= 0:
+        return int(own)
+    return next((int(part) for part in reversed(at.split(".")) if part.isdigit()), -1)
+
+
+def sum_of(addends: Iterable[Tensor]) -> Tensor:
+    """Add what the modules gave that `AttentionSource.leaves` names."""
+    return functools.reduce(operator.add, addends)
+
+
+def _adapter(module: Any, at: str) -> int | None:
+    if not getattr(module.config, "use_shared_attention_adapter", False):
+        return None
+    number: int | None = module.layer_dic.get(layer_of(module, at))
+    return number
 
 
 def _positions(module: nn.Module) -> Mapping[str, Any]:
@@ -273,6 +310,8 @@ def _turns(module: Any) -> bool:
         return module.sliding_window is not None
     if name == "Exaone4Attention":
         return module.sliding_window is None or bool(module.is_sliding)
+    if name == "Zamba2Attention":
+        return bool(module.config.use_mem_rope)
     return name != "OlmoHybridAttention" or module.config.rope_parameters is not None
 
 
@@ -287,7 +326,8 @@ def _window(module: Any) -> int | None:
 
 def named_attentions(model: Model) -> list[tuple[str, AttentionSource]]:
     """List the attentions of a model that can be quantized, by name."""
-    sources = ((name, source_of(module)) for name, module in model.module.named_modules())
+    modules = model.module.named_modules()
+    sources = ((name, source_of(module, name)) for name, module in modules)
     attentions = [(name, source) for name, source in sources if source is not None]
     unknown = sorted({type(m).__name__ for m in model.module.modules() if _keeps_unknown_cache(m)})
     if unknown or not attentions:
