@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.loading import LateModule, without_collector
-from qgate.page.pages import page
+from qgate.page.pages import page_parts
 from qgate.page.runs import Run, run_of_records
 from qgate.results.ci import markdown_summary
 from qgate.results.pictures import Plots
 from qgate.results.reading import effective_header, read
 from qgate.results.summary import Tally, set_up_lines
 from qgate.results.table import to_csv
-from qgate.storage.access import write_text
+from qgate.storage.access import write_parts, write_text
 from qgate.text import one_line
 
 if TYPE_CHECKING:
@@ -50,8 +50,11 @@ class LoadedRun:
         return [*set_up_lines(self.run.broken), *self.run.errors]
 
 
-def load(path: Path, name: str, *, compared: bool = False) -> LoadedRun:
-    """Read a results file for what all outputs need; some of them read its records again."""
+def load(path: Path, name: str, *, compared: bool = False, brief: bool = False) -> LoadedRun:
+    """Read a results file for what all outputs need; some of them read its records again.
+
+    brief   of gates that passed keep the one nearest to its limit: others only count
+    """
     header, records = read(path)
     collected = comparisons.ComparedRun(name, header) if compared else None
     with without_collector():
@@ -59,7 +62,11 @@ def load(path: Path, name: str, *, compared: bool = False) -> LoadedRun:
     header = effective_header(header, records)
     if collected is not None:
         collected.header = header
-    run = dataclasses.replace(run, torn=records.torn, header=header)
+    gates = run.gates
+    if brief:
+        gates = gates[: len(run.failed) + 1]
+        run.tally.keep_sums()
+    run = dataclasses.replace(run, torn=records.torn, header=header, gates=gates)
     return LoadedRun(path, run, run.tally, collected)
 
 
@@ -102,8 +109,7 @@ def write_page(
     )
     lead = comparison_texts.diagnosis(comparison) if comparison is not None else None
     with without_collector():
-        html = page(runs[-1], plots=plots, sections=sections, lead=lead)
-    write_text(output, html)
+        write_parts(output, page_parts(runs[-1], plots, sections, lead))
 
 
 def markdown_report(loaded: Sequence[LoadedRun], comparison: RunComparison | None = None) -> str:
