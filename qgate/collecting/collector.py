@@ -126,8 +126,11 @@ class Collector:
             self._progress.end()
 
     def stop(self, why: str = "") -> None:
-        """Remove the hooks; snapshots are still being written. A second call does nothing."""
-        if not self._running or self._recorder is None:
+        """Remove the hooks; snapshots are still being written. A second call does nothing.
+
+        If Ctrl-C interrupts a call, the next one does all of it.
+        """
+        if self not in _ACTIVE or self._recorder is None:
             return
         self._stop_listening()
         if self._progress is not None and self._progress.thread.ignored:
@@ -150,6 +153,7 @@ class Collector:
                 self._say(self.summary)
 
         self._recorder.close(missing, closed)
+        _ACTIVE.remove(self)
 
     def close(self) -> None:
         """Stop, and wait until everything is written; raise an error if nothing or not all was.
@@ -274,6 +278,7 @@ class Collector:
             if self._recorder.writer is None:
                 self._stop_listening()
                 self._recorder.close()
+                _ACTIVE.remove(self)
                 self._recorder = None
 
     def _on_iteration_end(self, label: int) -> None:
@@ -292,7 +297,6 @@ class Collector:
     def _stop_listening(self) -> None:
         self._running = False
         self._unhook()
-        _ACTIVE.remove(self)
 
     def _unhook(self) -> None:
         if self._hooks is not None:

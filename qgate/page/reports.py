@@ -53,20 +53,17 @@ class LoadedRun:
 def load(path: Path, name: str, *, compared: bool = False, brief: bool = False) -> LoadedRun:
     """Read a results file for what all outputs need; some of them read its records again.
 
-    brief   of gates that passed keep the one nearest to its limit: others only count
+    brief   keep no gates but what failed and what came nearest to its limit
     """
     header, records = read(path)
     collected = comparisons.ComparedRun(name, header) if compared else None
     with without_collector():
-        run = run_of_records(header, collected.collecting(records) if collected else records, name)
+        seen = collected.collecting(records) if collected else records
+        run = run_of_records(header, seen, name, brief=brief)
     header = effective_header(header, records)
     if collected is not None:
         collected.header = header
-    gates = run.gates
-    if brief:
-        gates = gates[: len(run.failed) + 1]
-        run.tally.keep_sums()
-    run = dataclasses.replace(run, torn=records.torn, header=header, gates=gates)
+    run = dataclasses.replace(run, torn=records.torn, header=header)
     return LoadedRun(path, run, run.tally, collected)
 
 

@@ -211,10 +211,18 @@ def _shown(records: Iterable[Record], each: Callable[[Record], object]) -> Itera
         yield record
 
 
-def run_of_records(header: Record, records: Iterable[Record], name: str = "") -> Run:
-    """Gather records to gates, worst first, and to the errors of layers."""
+def run_of_records(
+    header: Record, records: Iterable[Record], name: str = "", *, brief: bool = False
+) -> Run:
+    """Gather records to gates, worst first, and to the errors of layers.
+
+    brief   only what failed, and what came nearest to its limit; `tally` counts all
+    """
     tally = Tally()
-    gathered = _gather(tally.pass_through(records))
+    counted_records = tally.pass_through(records)
+    gathered = _gather(_telling(counted_records) if brief else counted_records)
+    if brief:
+        tally.keep_sums()
     in_order = sorted(gathered.items(), key=lambda entry: (entry[1].order, entry[0]))
     ranked = sorted(in_order, key=lambda entry: entry[1].badness)
     gates = {
@@ -240,6 +248,16 @@ def run_of_records(header: Record, records: Iterable[Record], name: str = "") ->
         sum(gate.checks for gate in gathered.values()),
         tally,
     )
+
+
+def _telling(records: Iterable[Record]) -> Iterator[Record]:
+    """Leave out records that passed, but for the nearest to its limit and those of reruns."""
+    nearest: tuple[Any, ...] | None = None
+    for record in filter(is_counted, records):
+        bad = badness(record)
+        if nearest is None or bad < nearest or not record["passed"] or record.get("attempt"):
+            nearest = bad if record["passed"] else nearest
+            yield record
 
 
 def _gather(records: Iterable[Record]) -> dict[str, _GateRecords]:
@@ -274,10 +292,11 @@ def _gather(records: Iterable[Record]) -> dict[str, _GateRecords]:
 
 def _kept(record: Record, *, is_drawn: bool) -> Record:
     """Return what a page shows of a record; one that passed without odd numbers has few fields."""
-    kept = _without_pictures(record)
     if record["passed"] and not record.get("reason"):
-        kept = {name: record[name] for name in _PASSED_FIELDS}
-        kept["checks"] = [binding(record)] if record["checks"] else []
+        kept: Record = {name: record[name] for name in _PASSED_FIELDS}
+        kept["checks"] = [binding(record)]
+    else:
+        kept = _without_pictures(record)
     if is_drawn:
         kept["pictures"] = pack_pictures(record["pictures"])
     return kept

@@ -9,12 +9,12 @@ from pathlib import Path
 from qgate.errors import QgateError
 from qgate.records import validate
 from qgate.results.schema import (
-    REQUIRED,
     GateRecord,
     Record,
     RunHeader,
+    check_complete,
     check_header,
-    check_record,
+    check_verdict,
     parse,
 )
 from qgate.storage.foreign import foreign_line, open_foreign
@@ -78,9 +78,9 @@ def _check_line(record: object, where: str) -> None:
     if not isinstance(record, dict):
         raise QgateError(f"{where} is no record: {record!r}.")
     try:
-        if all(key in record for key in REQUIRED):
-            validate(record, GateRecord)
-        check_record(record)
+        check_complete(record)
+        validate(record, GateRecord)
+        check_verdict(record)
     except ValueError as error:
         raise QgateError(f"{where} is damaged: {error}.") from None
     except QgateError as error:
