@@ -236,9 +236,10 @@ def test_an_exception_in_the_loop(tmp_path: Path) -> None:
 def test_ctrl_c_while_hooks_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, plain = network(), F.scaled_dot_product_attention
     collector = qgate.collect(model, tmp_path / "d", iterations=1).start()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr("qgate.collecting.functions.replace_everywhere", _interrupted)
-        train(model, 1)
+        with pytest.raises(KeyboardInterrupt):
+            train(model, 1)
     collector.stop("KeyboardInterrupt")
     waiting = threading.Thread(target=collector.wait, daemon=True)  # which was without end
     waiting.start()
