@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import functools
 import sys
 import threading
 import uuid
@@ -360,12 +361,26 @@ class FirstModel:
         self._called_modules: set[int] = set()
         self._lock = threading.RLock()
         self._handle: Any = register_module_forward_pre_hook(self._on_call)
+        self._eager: Any = None
+        self._compile = torch.compile
+        torch.compile = self._compile_later  # type: ignore[assignment]
 
     def __str__(self) -> str:
         return f"sites {self._sites!r}"
 
     def remove(self) -> None:
         self._handle.remove()
+        torch.compile = self._compile
+        if self._eager is not None:
+            self._eager.__exit__(None, None, None)
+            self._eager = None
+
+    @functools.wraps(torch.compile)
+    def _compile_later(self, *args: Any, **kwargs: Any) -> Any:
+        """Compile what runs eagerly until the model is found: compiled code skips hooks."""
+        if self._eager is None:
+            self._eager = torch.compiler.set_stance("force_eager")
+        return self._compile(*args, **kwargs)
 
     def _on_call(self, module: nn.Module, _args: Any) -> None:
         if torch.compiler.is_compiling() or torch._C._is_tracing():
