@@ -37,8 +37,7 @@ from qgate.text import counted, listed, shortened
 __all__ = ["Section", "map_fragment", "page", "page_parts", "summary_head"]
 
 _CAUSES, _NOTES, _PLACES, _NAMES = 50, 8, 12, 6
-# The place of rows that are rendered one by one: no name has this character on a page.
-_LATER, _AT_ONCE = "\0", 1000
+_LATER = "\0"  # the place of later rows: no text of a page has this character
 _NO_LINK = ("", "", 0, False)
 _POWER = (
     "The smallest defect of each kind that the limits in force see at every site, with the site "
@@ -80,12 +79,10 @@ def page_parts(
 ) -> Iterator[str]:
     """Render the page of `page` in parts, so that the rows of many gates are not kept at once."""
     panels = Panels(plots)
-    growth = panels.growth(run)
-    blocks = failing_blocks(run, panels)
-    nearest = passing_gates(run, panels)
+    growth, blocks = panels.growth(run), failing_blocks(run, panels)
+    nearest, counts = passing_gates(run, panels), _counts(run)
     first, details = headline_parts(run)
     first, details = first[:1].upper() + first[1:], shortened(details, 280)
-    counts = _counts(run)
     update = run.header.get("update") or {}
     causes: dict[str, list[str]] = {}
     for node, why in run.broken.items():
@@ -109,7 +106,7 @@ def page_parts(
         ("passing", "Passing gates", 0, nearest),
         ("update", "Update", update.get("entries", 0), update.get("changes")),
     ]
-    rows = gate_rows(run, blocks)
+    rows, first_count = gate_rows(run, blocks), first_rows(len(run.gates))
     text = render(
         "page/page",
         title=shortened(lead[0] if lead else f"{first}: {details}" if details else first, 120),
@@ -136,8 +133,8 @@ def page_parts(
         growth=growth,
         sections=sections,
         gates=gate_table(run),
-        first_rows=render("page/rows", rows=islice(rows, first_rows(len(run.gates)))),
-        later_rows=_LATER if first_rows(len(run.gates)) < len(run.gates) else "",
+        first_rows=render("page/rows", rows=islice(rows, first_count)),
+        later_rows=_LATER if first_count < len(run.gates) else "",
         passing=nearest,
         plots=plots,
         update=_update(run),
@@ -145,7 +142,7 @@ def page_parts(
     )
     before, _, after = text.partition(_LATER)
     yield before
-    while portion := list(islice(rows, _AT_ONCE)):
+    while portion := list(islice(rows, 1000)):
         yield render("page/rows", rows=portion)
     yield after
 

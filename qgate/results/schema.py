@@ -323,7 +323,9 @@ def check_header(header: object, where: str) -> Record:
 
 def check_record(record: Mapping[str, Any]) -> None:
     """Refuse an incomplete record, and one that passed without a check."""
-    check_complete(record)
+    if not record.keys() >= _REQUIRED:
+        lacks = [key for key in REQUIRED if key not in record]
+        raise QgateError(f"a record of {record.get('site', '?')!r} lacks {', '.join(lacks)}.")
     for check in record["checks"]:
         if not check.keys() >= _CHECK_KEYS:
             lacks = [key for key in CHECK_KEYS if key not in check]
@@ -334,16 +336,6 @@ def check_record(record: Mapping[str, Any]) -> None:
             raise QgateError(f"a check of {record['site']!r} has {key} {check[key]!r}.")
     if not isinstance(record["passed"], bool):
         raise QgateError(f"the record of {record['site']!r} has passed {record['passed']!r}.")
-    check_verdict(record)
-
-
-def check_complete(record: Mapping[str, Any]) -> None:
-    if not record.keys() >= _REQUIRED:
-        lacks = [key for key in REQUIRED if key not in record]
-        raise QgateError(f"a record of {record.get('site', '?')!r} lacks {', '.join(lacks)}.")
-
-
-def check_verdict(record: Mapping[str, Any]) -> None:
     if record["passed"] and not record["checks"]:
         raise QgateError(f"the record of {record['site']!r} passed without a check.")
 
