@@ -111,9 +111,7 @@ def test_accepted_errors_of_holes_are_refused(tmp_path: Path) -> None:
         LocalFiles(tmp_path, BASELINES).read(["accepted/fp16.txt"])
 
 
-def test_a_file_that_does_not_fit_in_memory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_does_not_fit_in_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Endless(io.BytesIO):
         def read(self, _size: int | None = -1, /) -> bytes:
             raise MemoryError
