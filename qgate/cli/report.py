@@ -90,7 +90,12 @@ def _report(args: argparse.Namespace) -> int:
         )
     files = _files(args.results or [str(project_folder("qgate-out"))], args.label)
     _check_outputs(outputs, [path for _, path in files])
-    loaded = [reports.load(path, name, compared=len(files) > 1) for name, path in files]
+    # Only JSON names the gates of the earlier run.
+    brief = not any(output.suffix.lower() == ".json" for output in outputs)
+    loaded = [
+        reports.load(path, name, compared=len(files) > 1, brief=brief and name != files[-1][0])
+        for name, path in files
+    ]
     compared = [run.compared for run in loaded if run.compared is not None]
     comparison = comparisons.compare(*compared) if compared else None
     _write(outputs, args, loaded, comparison)

@@ -4,7 +4,8 @@
 thread and are kept short; figures and files are made in a second thread.
 """
 
-from qgate.collecting.collector import Collector, FirstModel, is_collecting
+from qgate.collecting.collector import Collector, is_collecting
+from qgate.collecting.first_model import FirstModel
 from qgate.collecting.settings import CollectSettings
 
 __all__ = ["CollectSettings", "Collector", "FirstModel", "is_collecting"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import collections
 import sys
-import threading
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from qgate.collecting.calls import Account
 from qgate.collecting.hooks import CollectorHooks
@@ -126,8 +124,11 @@ class Collector:
             self._progress.end()
 
     def stop(self, why: str = "") -> None:
-        """Remove the hooks; snapshots are still being written. A second call does nothing."""
-        if not self._running or self._recorder is None:
+        """Remove the hooks; snapshots are still being written. A second call does nothing.
+
+        If Ctrl-C interrupts a call, the next one does all of it.
+        """
+        if self not in _ACTIVE or self._recorder is None:
             return
         self._stop_listening()
         if self._progress is not None and self._progress.thread.ignored:
@@ -150,6 +151,7 @@ class Collector:
                 self._say(self.summary)
 
         self._recorder.close(missing, closed)
+        _ACTIVE.remove(self)
 
     def close(self) -> None:
         """Stop, and wait until everything is written; raise an error if nothing or not all was.
@@ -274,6 +276,7 @@ class Collector:
             if self._recorder.writer is None:
                 self._stop_listening()
                 self._recorder.close()
+                _ACTIVE.remove(self)
                 self._recorder = None
 
     def _on_iteration_end(self, label: int) -> None:
@@ -292,7 +295,6 @@ class Collector:
     def _stop_listening(self) -> None:
         self._running = False
         self._unhook()
-        _ACTIVE.remove(self)
 
     def _unhook(self) -> None:
         if self._hooks is not None:
@@ -339,54 +341,3 @@ def _agreed_run(folder: str) -> str:
     except (RuntimeError, ValueError, AttributeError):
         return ""
     return name.decode() if isinstance(name, bytes) else str(name)
-
-
-class FirstModel:
-    """Starts `make(module)` at the first call of a module that has the requested sites.
-
-    The first module that is called is the outermost, wrappers included. A program that collects by
-    itself keeps its own collector. Errors of `make` are raised at once.
-    """
-
-    def __init__(self, make: Callable[[nn.Module], Collector]) -> None:
-        self.collector: Collector | None = None
-        self.found_collector = False
-        self._make = make
-        self._sites = make(nn.Identity()).settings.sites
-        self._called_modules: set[int] = set()
-        self._lock = threading.RLock()
-        self._handle: Any = register_module_forward_pre_hook(self._on_call)
-
-    def __str__(self) -> str:
-        return f"sites {self._sites!r}"
-
-    def remove(self) -> None:
-        self._handle.remove()
-
-    def _on_call(self, module: nn.Module, _args: Any) -> None:
-        if torch.compiler.is_compiling() or torch._C._is_tracing():
-            return
-        with self._lock:
-            if id(module) not in self._called_modules:
-                self._called_modules.add(id(module))
-                self._look_at(module)
-
-    def _look_at(self, module: nn.Module) -> None:
-        if self.collector is not None:
-            return
-        if is_collecting():
-            self.remove()
-            self.found_collector = True
-        elif self._fits(module):
-            self.remove()
-            self.collector = self._make(module).start()
-            # torch gathered the hooks of this call before they were added.
-            self.collector.enter()
-
-    def _fits(self, module: nn.Module) -> bool:
-        try:
-            return bool(choose(module, self._sites).targets)
-        except QgateError as error:
-            if "match no module" not in str(error):
-                raise
-            return False

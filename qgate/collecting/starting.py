@@ -6,6 +6,7 @@ variables of Megatron-LM's tensor saver.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -214,4 +215,5 @@ def run_id(environment: Mapping[str, str]) -> str:
 
 
 def say_on_stderr(text: str) -> None:
-    print_text(f"qgate collect: {text}", file=sys.stderr)
+    with contextlib.suppress(ValueError):  # where the program has closed it
+        print_text(f"qgate collect: {text}", file=sys.stderr)

@@ -101,16 +101,16 @@ def read_probe(spec: str) -> Probe:
                     probe.outputs, probe.modules = tensors, about["modules"]
                 continue
             probe.shards += _shards(about, tensors)
+            probe.unread |= about["unread"]
+            for key in tensors:
+                if key.startswith("kv/"):
+                    probe.kv_scales.setdefault(key[3:], []).extend(tensors[key].tolist())
+            steps[about["step"]] = name
+            probe.seed = about["seed"]
         except (KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
             raise QgateError(
                 f"{str(home.at(name))!r} is no file of qgate.probe ({error}): write it again."
             ) from None
-        probe.unread |= about["unread"]
-        for key in tensors:
-            if key.startswith("kv/"):
-                probe.kv_scales.setdefault(key[3:], []).extend(tensors[key].tolist())
-        steps[about["step"]] = name
-        probe.seed = about["seed"]
     if len(steps) > 1:
         listed = " and ".join(f"{step} in {name!r}" for step, name in steps.items())
         raise QgateError(f"{spec!r} holds ranks of several steps, {listed}: probe all ranks again.")

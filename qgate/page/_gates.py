@@ -188,10 +188,9 @@ def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
 # All of them --------------------------------------------------------------------------------------
 
 
-def gate_table(run: Run, detailed: Collection[int]) -> dict[str, object]:
-    """Return filters and small rows, ten thousand of which open; `detailed` gates have a block."""
-    several = len({one_line(gate.record["model"]) for gate in run.gates}) > 1
-    columns = {name: width for name, width in _COLUMNS.items() if several or name != "model"}
+def gate_table(run: Run) -> dict[str, object]:
+    """Return the heads, widths and filters of the table, and rows of tests without a verdict."""
+    columns = {n: width for n, width in _COLUMNS.items() if _has_models(run) or n != "model"}
     parts = [part for gate in run.gates for part in _short(gate.record["layer"]).split(".")]
     columns["layer"] = max(columns["layer"], min(_MOST_REM, max(map(len, parts), default=0) * 0.75))
     total = sum(columns.values())
@@ -199,14 +198,23 @@ def gate_table(run: Run, detailed: Collection[int]) -> dict[str, object]:
     broken = [node for node in run.broken if node not in ran]
     return {
         "head": list(columns),
-        "words": _WORDS - (not several),
+        "words": _WORDS - ("model" not in columns),
         "widths": [f"{100 * width / total:.1f}" for width in columns.values()],
         "narrow": _NARROW,
         "filters": _filters(run, list(columns), bool(broken)),
         "broken": [(node, *_suite_and_name(node)) for node in broken],
         "count": len(run.gates) + len(broken),
-        "rows": (_row(gate, run, several, detailed) for gate in run.gates),
     }
+
+
+def gate_rows(run: Run, detailed: Collection[int]) -> Iterator[tuple[Any, ...]]:
+    """Yield small rows, ten thousand of which open; `detailed` gates have a block."""
+    several = _has_models(run)
+    return (_row(gate, run, several, detailed) for gate in run.gates)
+
+
+def _has_models(run: Run) -> bool:
+    return len({one_line(gate.record["model"]) for gate in run.gates}) > 1
 
 
 def _filters(

@@ -66,7 +66,7 @@ def _run_row(name: str, run: Run) -> list[Cell]:
     failed = sum(not gate.is_new for gate in run.failed)
     words = (name, headline_parts(run)[0], run.header.get("device"), run.header.get("commit"))
     started = str(run.header.get("started") or "")[:16].replace("T", " ")
-    counts = (number(failed, f"{failed:,}", bad=failed > 0), number(len(run.gates)))
+    counts = (number(failed, f"{failed:,}", bad=failed > 0), number(run.tally.gates))
     return [*(Cell(shortened(word or "–", 60)) for word in words), Cell(started), *counts]
 
 

@@ -136,7 +136,7 @@ def headline_figures(run: Run) -> str:
 def _headline(run: Run) -> tuple[str, ...]:
     failed = [gate for gate in run.failed if not gate.is_new]
     new = [gate for gate in run.failed if gate.is_new]
-    gates = counted(len(run.gates), "gate")
+    gates = counted(run.tally.gates, "gate")
     partial = partial_head(run.header)
     also = [other_tests_text(run.other), "" if run.finished else NOT_FINISHED]
     also.append(f"partial run, {partial}" if partial else "")
@@ -176,7 +176,7 @@ def _headline(run: Run) -> tuple[str, ...]:
         return "The run failed", f"{gates} passed, and pytest ended with exit status {status}"
     shard = run.header.get("shard") or {}
     part = f" of shard {shard.get('number')}/{shard.get('of')}" if shard else ""
-    first = f"All {gates}{part} passed" if len(run.gates) > 1 else f"The one gate{part} passed"
+    first = f"All {gates}{part} passed" if run.tally.gates > 1 else f"The one gate{part} passed"
     gate = run.gates[0]
     if changed := updated_text(run.header.get("update")):
         return first, f"baselines: {changed}"

@@ -39,6 +39,7 @@ class ComparisonKey(NamedTuple):
 class MetricValue(NamedTuple):
     """The value of a metric; `times` its limit, None without a limit."""
 
+    metric: str
     value: float | None
     times: float | None
     side: str
@@ -54,7 +55,10 @@ class SiteResult(NamedTuple):
     passed: bool
     severity: tuple[int, int, float]
     metric: str
-    numbers: dict[str, MetricValue]
+    numbers: tuple[MetricValue, ...]
+
+    def number(self, metric: str) -> MetricValue | None:
+        return next((number for number in self.numbers if number.metric == metric), None)
 
 
 class ComparedRun:
@@ -91,21 +95,23 @@ class ComparedRun:
 
     @cached_property
     def latest(self) -> dict[ComparisonKey, SiteResult]:
-        """Return the results of the last attempt of every test."""
-        last = self._attempts
-        return {
-            k: result for k, result in self._results.items() if result.attempt == last[result.node]
-        }
+        """Return the results of the last attempt of every test, and let go of the others."""
+        results, last = self._results, self._attempts
+        for key in [k for k, result in results.items() if result.attempt < last[result.node]]:
+            del results[key]
+        return results
 
 
 def _site_result(record: Mapping[str, Any], node: str, attempt: int) -> SiteResult:
     bound = binding(record)
-    numbers = {
-        metric: MetricValue(check["value"], check["times"], check["side"])
-        for metric, check in binding_checks(record).items()
-    }
-    if "relative_mse" in record["values"] and "relative_mse" not in numbers:
-        numbers["relative_mse"] = MetricValue(record["values"]["relative_mse"], None, "<=")
+    checks = binding_checks(record)
+    numbers = tuple(
+        MetricValue(metric, check["value"], check["times"], check["side"])
+        for metric, check in checks.items()
+    )
+    if "relative_mse" in record["values"] and "relative_mse" not in checks:
+        error = record["values"]["relative_mse"]
+        numbers = (*numbers, MetricValue("relative_mse", error, None, "<="))
     return SiteResult(
         node,
         attempt,
@@ -127,7 +133,7 @@ class RunValue(NamedTuple):
     passed: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One comparison in both runs; None where a run does not have it.
 
@@ -194,7 +200,7 @@ class RunComparison(Overviewed):
 
 
 def compare(first: ComparedRun, second: ComparedRun) -> RunComparison:
-    """Compare a run with the first one."""
+    """Compare a run with the first one; both let go of their results on the way."""
     runs = first, second
     free = _free_suites(first, second)
     before, after = (
@@ -202,6 +208,8 @@ def compare(first: ComparedRun, second: ComparedRun) -> RunComparison:
             (key._replace(mode="") if key.suite in free else key): result
             for key, result in run.latest.items()
         }
+        if free
+        else run.latest
         for run in runs
     )
     lower = {
@@ -209,7 +217,8 @@ def compare(first: ComparedRun, second: ComparedRun) -> RunComparison:
         for run in runs
         for metric in run.header["metrics"]
     }
-    rows = [_row(key, before.get(key), after.get(key), lower) for key in {**before, **after}]
+    keys = [*dict.fromkeys((*before, *after))]
+    rows = [_row(key, before.pop(key, None), after.pop(key, None), lower) for key in keys]
     rank = {group: number for number, group in enumerate(GROUPS)}
     rows.sort(key=lambda row: (rank[row.group], not row.failed, -abs(row.moved), row.model,
                                row.mode, row.order, row.site, row.scope, row.suite))  # fmt: skip
@@ -241,7 +250,7 @@ def _row(
 ) -> Row:
     present = [result for result in (first, later) if result is not None]
     metric = _metric(present, lower)
-    a, b = (result.numbers.get(metric) if result else None for result in (first, later))
+    a, b = (result.number(metric) if result else None for result in (first, later))
     move = _move(metric, a, b, lower)
     group = _group(first, later, move)
     cells = _cell(first, a), _cell(later, b)
@@ -264,13 +273,15 @@ def _metric(present: list[SiteResult], lower: Mapping[str, bool]) -> str:
     It is the one that decided where verdicts differ or fail, else the one that moved most.
     """
     worst = max(present, key=lambda result: result.severity)
-    common = [name for name in worst.numbers if all(name in result.numbers for result in present)]
+    names = [number.metric for number in worst.numbers]
+    common = [name for name in names if all(result.number(name) for result in present)]
     if len(present) < 2 or not worst.passed or not common:
-        return worst.metric or next(iter(worst.numbers), "")
-    first, later = (result.numbers for result in present)
+        return worst.metric or next(iter(names), "")
+    first, later = present
 
     def far(name: str) -> tuple[float, bool]:
-        return abs(_move(name, first[name], later[name], lower)), name == worst.metric
+        move = _move(name, first.number(name), later.number(name), lower)
+        return abs(move), name == worst.metric
 
     return max(common, key=far)
 

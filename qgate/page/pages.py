@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 from urllib.parse import urlencode
 
-from qgate.charts.pages import HeadView, render
+from qgate.charts.pages import HeadView, first_rows, render
 from qgate.charts.svg import LIGHT, STYLE
-from qgate.page._gates import Panels, failing_blocks, gate_table, passing_gates
+from qgate.page._gates import Panels, failing_blocks, gate_rows, gate_table, passing_gates
 from qgate.page._heat import Link, heat_view
 from qgate.page._texts import (
     VERDICTS,
@@ -33,9 +34,10 @@ from qgate.results.power import DEFECT_WORDS, KINDS, power_of, size_text
 from qgate.results.tasks import BLIND, TASK_HEADS, detectable_text, task_cells, tasks_of
 from qgate.text import counted, listed, shortened
 
-__all__ = ["Section", "map_fragment", "page", "summary_head"]
+__all__ = ["Section", "map_fragment", "page", "page_parts", "summary_head"]
 
 _CAUSES, _NOTES, _PLACES, _NAMES = 50, 8, 12, 6
+_LATER = "\0"  # the place of later rows: no text of a page has this character
 _NO_LINK = ("", "", 0, False)
 _POWER = (
     "The smallest defect of each kind that the limits in force see at every site, with the site "
@@ -69,13 +71,18 @@ def page(
 
     With one, the further sections come before those of the run.
     """
+    return "".join(page_parts(run, plots, sections, lead))
+
+
+def page_parts(
+    run: Run, plots: Plots, sections: Sequence[Section], lead: tuple[str, str] | None
+) -> Iterator[str]:
+    """Render the page of `page` in parts, so that the rows of many gates are not kept at once."""
     panels = Panels(plots)
-    growth = panels.growth(run)
-    blocks = failing_blocks(run, panels)
-    nearest = passing_gates(run, panels)
+    growth, blocks = panels.growth(run), failing_blocks(run, panels)
+    nearest, counts = passing_gates(run, panels), _counts(run)
     first, details = headline_parts(run)
     first, details = first[:1].upper() + first[1:], shortened(details, 280)
-    counts = _counts(run)
     update = run.header.get("update") or {}
     causes: dict[str, list[str]] = {}
     for node, why in run.broken.items():
@@ -99,7 +106,8 @@ def page(
         ("passing", "Passing gates", 0, nearest),
         ("update", "Update", update.get("entries", 0), update.get("changes")),
     ]
-    return render(
+    rows, first_count = gate_rows(run, blocks), first_rows(len(run.gates))
+    text = render(
         "page/page",
         title=shortened(lead[0] if lead else f"{first}: {details}" if details else first, 120),
         lead=lead and {"text": lead[0], "tone": lead[1], "run": run.name},
@@ -124,12 +132,19 @@ def page(
         more_failing=len(run.failed) - len(blocks),
         growth=growth,
         sections=sections,
-        gates=gate_table(run, blocks),
+        gates=gate_table(run),
+        first_rows=render("page/rows", rows=islice(rows, first_count)),
+        later_rows=_LATER if first_count < len(run.gates) else "",
         passing=nearest,
         plots=plots,
         update=_update(run),
         problems=panels.problems,
     )
+    before, _, after = text.partition(_LATER)
+    yield before
+    while portion := list(islice(rows, 1000)):
+        yield render("page/rows", rows=portion)
+    yield after
 
 
 def summary_head(run: Run) -> str:

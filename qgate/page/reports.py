@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.loading import LateModule, without_collector
-from qgate.page.pages import page
+from qgate.page.pages import page_parts
 from qgate.page.runs import Run, run_of_records
 from qgate.results.ci import markdown_summary
 from qgate.results.pictures import Plots
 from qgate.results.reading import effective_header, read
 from qgate.results.summary import Tally, set_up_lines
 from qgate.results.table import to_csv
-from qgate.storage.access import write_text
+from qgate.storage.access import write_parts, write_text
 from qgate.text import one_line
 
 if TYPE_CHECKING:
@@ -50,12 +50,16 @@ class LoadedRun:
         return [*set_up_lines(self.run.broken), *self.run.errors]
 
 
-def load(path: Path, name: str, *, compared: bool = False) -> LoadedRun:
-    """Read a results file for what all outputs need; some of them read its records again."""
+def load(path: Path, name: str, *, compared: bool = False, brief: bool = False) -> LoadedRun:
+    """Read a results file for what all outputs need; some of them read its records again.
+
+    brief   keep no gates but what failed and what came nearest to its limit
+    """
     header, records = read(path)
     collected = comparisons.ComparedRun(name, header) if compared else None
     with without_collector():
-        run = run_of_records(header, collected.collecting(records) if collected else records, name)
+        seen = collected.collecting(records) if collected else records
+        run = run_of_records(header, seen, name, brief=brief)
     header = effective_header(header, records)
     if collected is not None:
         collected.header = header
@@ -102,8 +106,7 @@ def write_page(
     )
     lead = comparison_texts.diagnosis(comparison) if comparison is not None else None
     with without_collector():
-        html = page(runs[-1], plots=plots, sections=sections, lead=lead)
-    write_text(output, html)
+        write_parts(output, page_parts(runs[-1], plots, sections, lead))
 
 
 def markdown_report(loaded: Sequence[LoadedRun], comparison: RunComparison | None = None) -> str:

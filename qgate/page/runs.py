@@ -31,6 +31,9 @@ Check = Mapping[str, Any]
 MOST_FAILED = 40
 # Gates whose pictures are kept, worst first: no page has room for the plots of more.
 MOST_DRAWN = 2000
+# At most ten, which fit in a small dictionary.
+_PASSED_FIELDS = ("suite", "model", "mode", "layer", "site", "scope", "seconds", "accepted",
+                  "checks", "passed")  # fmt: skip
 # Where a test is that holds several layers at once, such as that of the reference.
 EVERYWHERE = "all layers"
 
@@ -208,10 +211,18 @@ def _shown(records: Iterable[Record], each: Callable[[Record], object]) -> Itera
         yield record
 
 
-def run_of_records(header: Record, records: Iterable[Record], name: str = "") -> Run:
-    """Gather records to gates, worst first, and to the errors of layers."""
+def run_of_records(
+    header: Record, records: Iterable[Record], name: str = "", *, brief: bool = False
+) -> Run:
+    """Gather records to gates, worst first, and to the errors of layers.
+
+    brief   only what failed, and what came nearest to its limit; `tally` counts all
+    """
     tally = Tally()
-    gathered = _gather(tally.pass_through(records))
+    counted_records = tally.pass_through(records)
+    gathered = _gather(_telling(counted_records) if brief else counted_records)
+    if brief:
+        tally.keep_sums()
     in_order = sorted(gathered.items(), key=lambda entry: (entry[1].order, entry[0]))
     ranked = sorted(in_order, key=lambda entry: entry[1].badness)
     gates = {
@@ -239,15 +250,24 @@ def run_of_records(header: Record, records: Iterable[Record], name: str = "") ->
     )
 
 
+def _telling(records: Iterable[Record]) -> Iterator[Record]:
+    """Leave out records that passed, but for the nearest to its limit and those of reruns."""
+    nearest: tuple[Any, ...] | None = None
+    for record in filter(is_counted, records):
+        bad = badness(record)
+        if nearest is None or bad < nearest or not record["passed"] or record.get("attempt"):
+            nearest = bad if record["passed"] else nearest
+            yield record
+
+
 def _gather(records: Iterable[Record]) -> dict[str, _GateRecords]:
     """Gather records by test; a later attempt of a test replaces an earlier one."""
     gathered: dict[str, _GateRecords] = {}
     pictured: dict[str, _GateRecords] = {}
+    least_bad: tuple[Any, ...] | None = None
     for record in filter(is_counted, records):
         bad = badness(record)
         node, attempt = record["node"], record.get("attempt", 0)
-        if record.get("pictures"):
-            record = {**record, "pictures": pack_pictures(record["pictures"])}
         gate = gathered.get(node)
         if gate is None or attempt > gate.attempt:
             order = record.get("order", 0)
@@ -257,21 +277,38 @@ def _gather(records: Iterable[Record]) -> dict[str, _GateRecords]:
         elif bad < gate.badness:
             gate.worst, gate.badness = record, bad
         _add(gate, record)
+        if gate.worst is not record:
+            continue
+        is_drawn = bool(record.get("pictures")) and (least_bad is None or bad < least_bad)
+        gate.worst = _kept(record, is_drawn=is_drawn)
         pictured.pop(node, None)
-        if "pictures" in gate.worst:
+        if is_drawn:
             pictured[node] = gate
         if len(pictured) > 2 * MOST_DRAWN:
-            _drop_pictures(pictured)
+            least_bad = _drop_pictures(pictured)
     _drop_pictures(pictured)
     return gathered
 
 
-def _drop_pictures(pictured: dict[str, _GateRecords]) -> None:
-    """Keep the pictures of the worst gates only: those of all would fill the memory."""
+def _kept(record: Record, *, is_drawn: bool) -> Record:
+    """Return what a page shows of a record; one that passed without odd numbers has few fields."""
+    if record["passed"] and not record.get("reason"):
+        kept: Record = {name: record[name] for name in _PASSED_FIELDS}
+        kept["checks"] = [binding(record)]
+    else:
+        kept = _without_pictures(record)
+    if is_drawn:
+        kept["pictures"] = pack_pictures(record["pictures"])
+    return kept
+
+
+def _drop_pictures(pictured: dict[str, _GateRecords]) -> tuple[Any, ...] | None:
+    """Keep the pictures of the worst gates only, and return how bad the last one of these is."""
     ranked = sorted(pictured.items(), key=lambda entry: entry[1].badness)
     for node, gate in ranked[MOST_DRAWN:]:
         gate.worst = _without_pictures(gate.worst)
         del pictured[node]
+    return ranked[:MOST_DRAWN][-1][1].badness if ranked else None
 
 
 def _without_pictures(record: Record) -> Record:

@@ -7,7 +7,7 @@ is read for another purpose; memory depends on the number of tests.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -120,10 +120,11 @@ class ModeSummary:
         return ", ".join(carried.text(graded=not self.failed) for carried in self.carried)
 
 
-@dataclass
+@dataclass(slots=True)
 class _TestTally:
-    """Sums of one test in one mode."""
+    """Sums of one test in one mode; most tests have no failure, and so no list of its own."""
 
+    attempt: int
     passed: int = 0
     failed: int = 0
     checks: int = 0
@@ -131,13 +132,13 @@ class _TestTally:
     missing: int = 0
     unknown: int = 0
     worst: ComparisonSummary | None = None
-    failures: list[ComparisonSummary] = field(default_factory=list)
+    failures: Sequence[ComparisonSummary] = ()
     carried: dict[str, CarriedError] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
-    plan: list[PlanChange] = field(default_factory=list)
+    plan: Sequence[PlanChange] = ()
     planned: int = 0
     folded: int = 0
-    suspects: list[Suspect] = field(default_factory=list)
+    suspects: Sequence[Suspect] = ()
     long_text: str = ""
 
 
@@ -145,7 +146,8 @@ class Tally:
     """A running sum of records; of repeated tests only the last attempt counts."""
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._tests: dict[str, tuple[int, dict[tuple[str, str], _TestTally]]] = {}
+        self._attempts: dict[str, int] = {}
+        self._tests: dict[tuple[str, str, str], _TestTally] = {}
         for record in records:
             self.add(record)
 
@@ -159,14 +161,19 @@ class Tally:
         if not is_counted(record):
             return
         node, attempt = record["node"], record.get("attempt", 0)
-        last_attempt, parts = self._tests.get(node, (-1, {}))
-        if attempt < last_attempt:
+        if attempt < self._attempts.get(node, 0):
             return
-        if attempt > last_attempt:
-            parts = {}
-            self._tests[node] = (attempt, parts)
-        key = (str(record["model"]), str(record["mode"]))
-        _add(parts.setdefault(key, _TestTally()), record)
+        self._attempts[node] = attempt
+        key = node, str(record["model"]), str(record["mode"])
+        part = self._tests.get(key)
+        if part is None or part.attempt < attempt:
+            part = self._tests[key] = _TestTally(attempt)
+        _add(part, record)
+
+    def keep_sums(self) -> None:
+        """Let go of all that only `modes` needs of tests that passed."""
+        for part in self._tests.values():
+            part.errors, part.worst = {}, part.worst if part.failed else None
 
     @property
     def counts(self) -> GateCounts:
@@ -188,11 +195,11 @@ class Tally:
 
     @property
     def gates(self) -> int:
-        return len(self._tests)
+        return len(self._attempts)
 
     @property
     def failed_gates(self) -> int:
-        return sum(any(p.failed for p in parts.values()) for _, parts in self._tests.values())
+        return len({node for (node, _, _), part in self._last() if part.failed})
 
     @property
     def failures(self) -> list[ComparisonSummary]:
@@ -206,10 +213,9 @@ class Tally:
     def unknown(self) -> dict[tuple[str, str], int]:
         """Number of comparisons that only lack accepted errors, by model and mode."""
         counts: dict[tuple[str, str], int] = {}
-        for _, parts in self._tests.values():
-            for key, part in parts.items():
-                if part.unknown:
-                    counts[key] = counts.get(key, 0) + part.unknown
+        for key, parts in self._by_mode().items():
+            if count := sum(part.unknown for part in parts):
+                counts[key] = count
         return counts
 
     @property
@@ -249,16 +255,20 @@ class Tally:
             key=lambda m: (m.worst is None, m.worst.rank if m.worst else (), m.model, m.mode),
         )
 
+    def _last(self) -> Iterator[tuple[tuple[str, str, str], _TestTally]]:
+        """Yield node, model and mode, and the sums, of the last attempt of every test."""
+        for key, part in self._tests.items():
+            if part.attempt == self._attempts[key[0]]:
+                yield key, part
+
     def _by_mode(self) -> dict[tuple[str, str], list[_TestTally]]:
         by_mode: dict[tuple[str, str], list[_TestTally]] = {}
-        for _, parts in self._tests.values():
-            for key, part in parts.items():
-                by_mode.setdefault(key, []).append(part)
+        for (_, model, mode), part in self._last():
+            by_mode.setdefault((model, mode), []).append(part)
         return by_mode
 
     def _parts(self) -> Iterator[_TestTally]:
-        for _, parts in self._tests.values():
-            yield from parts.values()
+        return (part for _, part in self._last())
 
 
 def _add(part: _TestTally, record: Mapping[str, Any]) -> None:
@@ -277,9 +287,9 @@ def _add(part: _TestTally, record: Mapping[str, Any]) -> None:
         part.missing += is_missing
         part.unknown += is_missing and is_unknown(record)
         part.folded += finding.is_plan_change
-        part.failures.append(finding)
+        part.failures = [*part.failures, finding]
         if (suspect := suspect_of(record)) is not None:
-            part.suspects.append(suspect)
+            part.suspects = [*part.suspects, suspect]
             if len(part.suspects) > 2 * MOST_SUSPECTS:
                 part.suspects = sorted(part.suspects)[:MOST_SUSPECTS]
         if len(part.failures) > 2 * MOST_FAILED:

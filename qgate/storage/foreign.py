@@ -90,7 +90,13 @@ def read_foreign(location: Location, kind: str, limit: int = MOST_RECORD) -> byt
         open_foreign(location, kind, limit) as file,
         contextlib.nullcontext() if is_local else read_errors(location, FileNotFoundError),
     ):
-        return file.read()
+        try:
+            return file.read()
+        except MemoryError:  # holes in a file make it as large as somebody likes
+            raise QgateError(
+                f"{str(location)!r} is larger than the memory that is left here: write it again, "
+                "or read it on another machine."
+            ) from None
 
 
 def read_range(location: Location, start: int, stop: int) -> bytes:

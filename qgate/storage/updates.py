@@ -22,7 +22,7 @@ from qgate.errors import QgateError
 from qgate.records import validate
 from qgate.storage.files import lock, write_all
 from qgate.storage.folders import Stamp
-from qgate.storage.foreign import MOST_TENSORS, read_foreign
+from qgate.storage.foreign import MOST_RECORD, MOST_TENSORS, read_foreign
 from qgate.storage.locks import open_handle, sync_folder
 from qgate.storage.removing import refuse_links, remove_files
 
@@ -101,7 +101,9 @@ class LocalFiles:
         return contents, names
 
     def _get(self, name: str) -> bytes:
-        return read_foreign(self._folder / name, self._rules.plural, MOST_TENSORS)
+        has_tensors = name == UPDATE or name.endswith(".safetensors")
+        limit = MOST_TENSORS if has_tensors else MOST_RECORD
+        return read_foreign(self._folder / name, self._rules.plural, limit)
 
     def _update(self, names: Collection[str]) -> dict[str, bytes | None] | None:
         """Read an update that counts and is not finished; None where there is none."""

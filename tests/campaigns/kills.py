@@ -52,12 +52,18 @@ def _kill(bench: Bench, count: int, say: Progress) -> None:
         bad: list[str] = []
         if sent is not signal.SIGKILL:
             bad += [f"it leaves {name} in TMPDIR" for name in sorted(_temporary() - before)]
-            bad += [f"a crash: {ended.said[-2000:]!r}"] * ("Traceback" in ended.said)
+            bad += [f"a crash: {ended.said[-2000:]!r}"] * _crashed(ended.said)
             bad += ["it hung"] * ("hung: killed" in ended.said)
             bench.tally.seen["stopped"] += ended.status not in (0, bench.scenario.status)
         bench.judge(f"{sent.name} after {moment:.4f} s", ended, bad)
         bench.tally.seen["killed"] += ended.status < 0
     say(f"{bench.tally.name}: done")
+
+
+def _crashed(said: str) -> bool:
+    """Tell if there is a traceback, but for that of Ctrl-C while pytest itself is starting."""
+    is_starting = "in _prepareconfig" in said and said.rstrip().endswith("\nKeyboardInterrupt")
+    return "Traceback" in said and not is_starting
 
 
 def _temporary() -> set[str]:

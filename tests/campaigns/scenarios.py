@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from qgate.cli import main
 from tests.campaigns.forked import Verb
 from tests.campaigns.wholeness import (
     Judge,
@@ -104,12 +105,7 @@ class Scenario:
 def qgate(*given: str) -> Verb:
     """The command line, as `python -m qgate` runs it."""
 
-    def verb() -> int:
-        from qgate.cli import main
-
-        return main(given)
-
-    return verb
+    return lambda: main(given)
 
 
 def gates(*given: str, mode: str = "int8,mxfp8") -> Verb:

@@ -74,6 +74,19 @@ def compiled(model: nn.Sequential, x: Tensor) -> object:
     return torch.compile(model, backend="eager")(x)
 
 
+def compiled_in_place(model: nn.Sequential, x: Tensor) -> object:
+    model.compile(backend="eager")
+    return model(x)
+
+
+def compiled_from_outside(model: nn.Sequential, x: Tensor) -> object:
+    @torch.compile(backend="eager")
+    def loss() -> Tensor:
+        return model(x).sum()
+
+    return loss()
+
+
 def checkpointed(model: nn.Sequential, x: Tensor) -> object:
     from torch.utils.checkpoint import checkpoint
 
@@ -178,8 +191,9 @@ PROGRAMS: dict[str, Program] = {
     program.__name__: program
     for program in (
         deepcopy, shallow_copy, averaged, save_the_model, state_dict, trace, script, export,
-        symbolic_trace, compiled, checkpointed, functional, threads, forked, on_meta, ddp, fsdp2,
-        changed, exits_with_a_status, exits_with_a_list, ends_at_once,
+        symbolic_trace, compiled, compiled_in_place, compiled_from_outside, checkpointed,
+        functional, threads, forked, on_meta, ddp, fsdp2, changed, exits_with_a_status,
+        exits_with_a_list, ends_at_once,
     )
 }  # fmt: skip
 
@@ -188,7 +202,8 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     x = torch.randn(3, 4)
-    print(model(x).sum())
+    if not sys.argv[1].startswith("compiled"):  # whose first call has to be the compiled one
+        print(model(x).sum())
     print(PROGRAMS[sys.argv[1]](model, x))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -233,6 +233,28 @@ def test_an_exception_in_the_loop(tmp_path: Path) -> None:
         train(model, 1)
 
 
+def test_ctrl_c_while_hooks_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plain = network(), F.scaled_dot_product_attention
+    collector = qgate.collect(model, tmp_path / "d", iterations=1).start()
+    with monkeypatch.context() as patch:
+        patch.setattr("qgate.collecting.functions.replace_everywhere", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(model, 1)
+    collector.stop("KeyboardInterrupt")
+    waiting = threading.Thread(target=collector.wait, daemon=True)  # which was without end
+    waiting.start()
+    waiting.join(20)
+    assert not waiting.is_alive()
+    assert F.scaled_dot_product_attention is plain
+    assert records(tmp_path / "d")
+    with qgate.collect(model, tmp_path / "e", iterations=1):
+        train(model, 1)
+
+
+def _interrupted(_pairs: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_collectors_do_not_nest(tmp_path: Path) -> None:
     model = network()
     with qgate.collect(model, tmp_path / "a"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 import qgate
 from qgate import QgateError
+from qgate.collecting.starting import say_on_stderr
 from qgate.dumps import Dump
 from tests.collecting.collected import batch, loss_of, network, records, train
 from tests.shares import proof, share
@@ -390,3 +392,10 @@ def test_a_program_changes_its_labels_under_the_launcher(tmp_path: Path, script:
     done = collect(tmp_path, *args, CURRENT_SAMPLE_IDX="1")
     assert done.returncode == 0, done.stderr
     assert {(r.iteration, r.sample) for r in records(tmp_path / "dump")} == {(0, 40), (1, 41)}
+
+
+def test_a_program_may_close_the_stream_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
+    say_on_stderr("a summary")

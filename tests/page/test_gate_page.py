@@ -142,7 +142,7 @@ def test_a_gate_that_passed_and_then_broke_is_not_green() -> None:
     run = made_run(3, failing=0)
     node = run.gates[0].node
     html = page(run_of_records({**run.header, "broken": {node: "teardown"}},
-                               [gate.record for gate in run.gates]))  # fmt: skip
+                               made_records(3, failing=0)))  # fmt: skip
     assert "<tr id=gate-1 class=u" in html
     assert html.count("<td>no verdict") == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import socket
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 
 from qgate import results
 from qgate.baselines.candidates import read_candidates
+from qgate.baselines.store import BASELINES
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.comparing import layer_files
 from qgate.drawing.reading import read_analysis
@@ -28,6 +30,7 @@ from qgate.stats import Counts
 from qgate.storage import foreign
 from qgate.storage.documents import read_document
 from qgate.storage.folders import LocalFolder
+from qgate.storage.updates import LocalFiles
 from tests.page.gate_records import write_results
 
 
@@ -98,6 +101,24 @@ def test_a_file_of_holes_has_a_limit(tmp_path: Path) -> None:
         empty.truncate(1 << 40)
     with pytest.raises(QgateError, match="has 1099511627776 bytes, and settings may have 64 MB"):
         read_document(file, "settings")
+
+
+def test_accepted_errors_of_holes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "accepted").mkdir()
+    with (tmp_path / "accepted" / "fp16.txt").open("wb") as empty:
+        empty.truncate(50 << 30)
+    with pytest.raises(QgateError, match="has 53687091200 bytes, and baselines may have 2048 MB"):
+        LocalFiles(tmp_path, BASELINES).read(["accepted/fp16.txt"])
+
+
+def test_a_file_that_does_not_fit_in_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(io.BytesIO):
+        def read(self, _size: int | None = -1, /) -> bytes:
+            raise MemoryError
+
+    monkeypatch.setattr(foreign, "open_foreign", lambda *_: Endless())
+    with pytest.raises(QgateError, match="'x' is larger than the memory that is left here"):
+        foreign.read_foreign(Path("x"), "tensors")
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path) -> None:

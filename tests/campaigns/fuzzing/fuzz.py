@@ -20,6 +20,7 @@ from pathlib import Path
 from tests.campaigns.fuzzing.target import Target, run_case, warmed
 
 QGATE = Path(__file__).parents[3] / "qgate"
+MEMORY = Path("/dev/shm")  # where a folder goes at once: on a disk that takes half of the time
 # Imported before lines are counted: none of them reads a file.
 BEFORE = ("qgate._version", "qgate.errors", "qgate.plugin.plain_imports")
 
@@ -152,7 +153,7 @@ def main() -> int:
 
     if odd := [name for name in args.targets if name not in TARGETS]:
         parser.error(f"no target {odd[0]!r}; there are {', '.join(TARGETS)}")
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as made:
         os.chdir(made)
         for name in args.targets or TARGETS:
             if args.coverage:

@@ -52,6 +52,7 @@ FOUND = (
     ("accepted values of a kernel", "00003dd39371"),
     ("device", "ff3affffff0a"),
     ("device", "1f5bee004a003e0032005900cb58000000009200b140"),
+    ("probe", "e4b0b0b0e0c3f3b0b0e45b"),
 )
 
 

@@ -7,9 +7,10 @@ told in docs/threats.md.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tests.cli.base_repository import SETTINGS, SUITE, WORSE, WORSE_KERNEL, Files
+from tests.cli.base_repository import OWN, SETTINGS, SUITE, WORSE, WORSE_KERNEL, Files
 
 Outcome = Literal["red", "green"]
 
@@ -44,6 +45,9 @@ verdict.checks_of = mild
 NOTHING = "def test_nothing():\n    pass\n"
 GREEN = {"suites/test_nothing.py": NOTHING}
 STUB = "import pytest\n@pytest.fixture\ndef {name}():\n    return {value}\n"
+FIRST = "addopts = -k layers.0\n"
+ONE_ITEM = "def pytest_collection_modifyitems(items): items[:] = items[:1]\n"
+EXIT = "import os\nos._exit(0)\n"
 MOCK = "__import__('unittest.mock').mock.MagicMock()"
 
 
@@ -78,6 +82,10 @@ def suite(text: str, mark: str = "") -> Files:
         f"def test_layer_outputs(gate, mode, layer):\n    {text}\n\n"
         f"{own}\ndef test_outputs(gate, mode):\n    {outputs}\n"
     }
+
+
+def body(text: str) -> Files:
+    return {"suites/test_layer_outputs.py": text}
 
 
 def settings(text: str) -> Files:
@@ -223,4 +231,91 @@ WAYS: dict[str, Way] = {
         {"suites/test_layer_outputs.py": None, "baselines": None} | GREEN, plain="green"
     ),
     "code under test that changes qgate": Way({"kernel.py": KERNEL + PATCH}),
+    # Settings, plugins and packages in other places.
+    "settings beside the suite": Way({"suites/pytest.ini": f"[pytest]\n{FIRST}"}),
+    "settings of tox": Way({"tox.ini": f"[pytest]\n{FIRST}"}),
+    "settings in a hidden file": Way({".pytest.ini": f"[pytest]\n{FIRST}"}),
+    "settings of setuptools": Way({"setup.cfg": f"[tool:pytest]\n{FIRST}"}),
+    "settings in pytest.toml": Way({"pytest.toml": "[pytest]\naddopts = ['-k', 'layers.0']\n"}),
+    "a plugin of its own": Way(addopts("-p evil", pythonpath=".") | {"evil.py": ONE_ITEM}),
+    "a plugin that a conftest names": Way(
+        conftest("pytest_plugins = ['evil']\n") | {"evil.py": PATCH}
+    ),
+    "an entry point of its own package": Way({
+        "evil.egg-info/entry_points.txt": "[pytest11]\nevil = evil\n",
+        "evil.egg-info/PKG-INFO": "Metadata-Version: 2.1\nName: evil\nVersion: 1\n",
+        "evil.py": EXIT,
+    }),
+    "sitecustomize": Way({"sitecustomize.py": EXIT}),
+    "a package named qgate": Way({"qgate/__init__.py": EXIT}),
+    "a module named pytest": Way({"pytest.py": "raise SystemExit(0)\n"}),
+    "a conftest beside the suite": Way({"suites/conftest.py": ONE_ITEM}),
+    "a package of suites": Way({"suites/__init__.py": EXIT}),
+    "options while configured": Way(
+        hook("pytest_configure(config)", "config.option.qgate_layers = 'first'")
+    ),
+    "the last failed": Way(
+        addopts("--lf --lfnf=none")
+        | {".pytest_cache/v/cache/lastfailed": '{"suites/test_layer_outputs.py": true}'}
+    ),
+    "--exitfirst": Way(addopts("--exitfirst")),
+    "-m": Way(addopts("-m 'not qgate'")),
+    "--noconftest": Way(addopts("--noconftest")),
+    "norecursedirs": Way(addopts("", norecursedirs="suites*") | GREEN),
+    "testpaths": Way(addopts("", testpaths="nothing") | {"nothing/test_nothing.py": NOTHING}),
+    "no layers": Way(addopts("--qgate-layers nothing", empty_parameter_set_mark="skip")),
+    "the mode of the settings": Way({"pyproject.toml": SETTINGS.replace("mine", "fp16")}),
+    "the suites of the settings": Way(
+        settings('suites = "other"\n') | {"other/test_nothing.py": NOTHING}
+    ),
+    "a qgate.toml": Way({"qgate.toml": 'model = "own:build"\nmode = "fp16"\n'}),
+    "attributes of git": Way(
+        {".gitattributes": "suites/** export-ignore\nbaselines/** export-ignore\n"}
+        | {"suites/test_layer_outputs.py": None} | GREEN
+    ),
+    # Tests that are none, and gates that are asked elsewhere.
+    "a suite that renames itself": Way(
+        hook("pytest_itemcollected(item)", "item._nodeid = 'suites/test_nothing.py::test_nothing'")
+    ),
+    "no tests by attribute": Way(suite("gate.layer(mode, layer)", "__test__ = False") | GREEN),
+    "a class that is not collected": Way(body(
+        "class TestAll:\n    def __init__(self): pass\n"
+        "    def test_layer_outputs(self, gate, mode, layer): gate.layer(mode, layer)\n"
+    ) | GREEN),
+    "a test that is awaited": Way(body(COMPLETE.replace("def test", "async def test")) | GREEN),
+    "a test that yields": Way(body(COMPLETE.replace("gate.", "yield gate.")) | GREEN),
+    "a layer by default": Way(
+        body(COMPLETE.replace("mode, layer)", "mode, layer='layers.0')", 1))
+    ),
+    "layers of pytest_generate_tests": Way(
+        hook("pytest_generate_tests(metafunc)",
+             "'layer' in metafunc.fixturenames and metafunc.parametrize('layer', ['layers.0'])",
+             "@pytest.hookimpl(tryfirst=True)")
+    ),
+    "a thread": Way(
+        suite("import threading; thread = threading.Thread(target=gate.layer, args=(mode, layer));"
+              " thread.start(); thread.join()")
+    ),
+    "a fork": Way(suite("os.fork() and os.wait() or gate.layer(mode, layer)")),
+    "a fork that ends": Way(
+        suite("if os.fork() == 0: os._exit(0)\n    os.wait(); gate.layer(mode, 'layers.0')")
+    ),
+    "a timer": Way(
+        {"kernel.py": KERNEL + "import os, threading\nthreading.Timer(0.2, os._exit, (0,)).start()\n"}
+    ),
+    # Links, and what is judged.
+    "a suite that links elsewhere": Way(
+        {"suites/test_layer_outputs.py": Path("../other.py"), "other.py": NOTHING}
+    ),
+    "accepted errors in another folder": Way(
+        settings('baselines = "other"\n') | {"other": WORSE, "kernel.py": WORSE_KERNEL},
+        plain="green",
+    ),
+    "accepted errors behind a link": Way(
+        {"baselines": Path("other"), "other": WORSE, "kernel.py": WORSE_KERNEL}, plain="green"
+    ),
+    "a model with fewer layers": Way({"kernel.py": KERNEL.replace("LAYERS = 2", "LAYERS = 1")}),
+    "another function of the mode": Way(
+        {"own.py": OWN.replace('{"mine": quantized}', '{"mine": lambda model: model.module}')}
+    ),
 }  # fmt: skip
