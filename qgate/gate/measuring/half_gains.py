@@ -130,10 +130,10 @@ def gains(segments: Segments, sample: Any) -> dict[str, list[Gain]]:
         _add_products(segments, short, products)
     listed: dict[str, list[Gain]] = {}
     for site, by_source in products.items():
-        found = {source: _gain(source, rows) for source, rows in by_source.items()}
-        of_result = found.pop(_RESULT)
+        by_tensor = {source: _gain(source, rows) for source, rows in by_source.items()}
+        of_result = by_tensor.pop(_RESULT)
         # What reads no floating tensor is held by itself, such as rows of a table.
-        listed[site] = [gain for gain in found.values() or [of_result] if gain is not None]
+        listed[site] = [gain for gain in by_tensor.values() or [of_result] if gain is not None]
     return listed
 
 

@@ -94,14 +94,14 @@ def check_alike(
     model: Model, name: str, actual: Sequence[Tensor], expected: Sequence[Tensor]
 ) -> None:
     """Refuse a mode that has other tensors than the reference, or in other shapes."""
-    shapes, wanted = ([tuple(t.shape) for t in tensors] for tensors in (actual, expected))
-    if shapes == wanted:
+    shapes, of_reference = ([tuple(t.shape) for t in tensors] for tensors in (actual, expected))
+    if shapes == of_reference:
         return
-    pairs = zip(shapes, wanted, strict=False)
-    one, other = next((pair for pair in pairs if pair[0] != pair[1]), (None, wanted[0]))
-    returned = "not there" if one is None else f"of shape {one}"
+    pairs = zip(shapes, of_reference, strict=False)
+    shape, right = next((pair for pair in pairs if pair[0] != pair[1]), (None, of_reference[0]))
+    returned = "not there" if shape is None else f"of shape {shape}"
     raise QgateError(
-        f"{name} of {model.name} is {returned} in this mode, and of shape {other} in the "
+        f"{name} of {model.name} is {returned} in this mode, and of shape {right} in the "
         "reference: return what the reference returns."
     )
 

@@ -42,7 +42,7 @@ def training_mode(root: nn.Module) -> Iterator[None]:
         for module in root.modules()
         if not module.training and not isinstance(module, _OTHERS_BY_DESIGN)
     ]
-    held = [(buffer, buffer.clone()) for buffer in root.buffers()] if switched else []
+    buffers = [(buffer, buffer.clone()) for buffer in root.buffers()] if switched else []
     try:
         for module in switched:
             module.training = True
@@ -51,7 +51,7 @@ def training_mode(root: nn.Module) -> Iterator[None]:
         for module in switched:
             module.training = False
         with torch.no_grad():
-            for buffer, before in held:
+            for buffer, before in buffers:
                 buffer.copy_(before)
 
 
@@ -122,8 +122,10 @@ def recomputing_fault(model: Model, sample: Any) -> tuple[str, str] | None:
         a, r = recomputed[name].float(), gradient.float()
         room = torch.finfo(gradient.dtype).eps * (_NOISE if gradient.dtype == torch.float32 else 1)
         if not torch.linalg.vector_norm(a - r) <= room * torch.linalg.vector_norm(r):
-            actual, wanted = (t.reshape(-1, t.shape[-1] if t.dim() else 1) for t in (a, r))
-            words = pattern(Worst(actual=actual, expected=wanted), _TINY).replace("token", "row")
+            actual, expected_rows = (t.reshape(-1, t.shape[-1] if t.dim() else 1) for t in (a, r))
+            words = pattern(Worst(actual=actual, expected=expected_rows), _TINY).replace(
+                "token", "row"
+            )
             return name, f"{_AGAIN} has another gradient: {words}"
     return None
 
