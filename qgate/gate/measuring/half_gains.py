@@ -39,6 +39,7 @@ _RIGHT_ROUNDINGS = 1.0
 _SIGMAS, _ROWS, _LEAST_ROWS = 8.0, 12, 6
 """Times its noise that a factor is off, over so many rows; twice as often over fewer, whose noise
 is less known."""
+_LEAST_TOKENS = 4
 _LEAST_SHARE = 1e-4
 """Energy of where a result moves, of its own: a norm does not move with what it divides by."""
 _RESULT = "the result"
@@ -125,15 +126,22 @@ def _gains_of_torch(segments: Segments, sample: Any) -> dict[str, list[Gain]]:
 def gains(segments: Segments, sample: Any) -> dict[str, list[Gain]]:
     """Return by site the factors of the tensors that the code before it reads."""
     products: dict[str, dict[str, list[Products]]] = defaultdict(lambda: defaultdict(list))
-    samples = [next(probes(sample))[0]] if is_text(sample) else segments.base.inputs[:PROBE_SAMPLES]
-    for short in samples:
-        _add_products(segments, short, products)
+    samples = segments.base.inputs[:PROBE_SAMPLES]
+    if is_text(sample):
+        short = next(probes(sample))[0]
+        pieces = min(-(-_ROWS // len(short)), short.shape[1] // _LEAST_TOKENS)
+        samples = [short]
+        if pieces > 1:  # a result per text needs several of them
+            samples += [torch.cat(short.split(short.shape[1] // pieces, 1)[:pieces])]
+    for one in samples:
+        _add_products(segments, one, products)
     listed: dict[str, list[Gain]] = {}
     for site, by_source in products.items():
         by_tensor = {source: _gain(source, rows) for source, rows in by_source.items()}
         of_result = by_tensor.pop(_RESULT)
-        # What reads no floating tensor is held by itself, such as rows of a table.
-        listed[site] = [gain for gain in by_tensor.values() or [of_result] if gain is not None]
+        seen = [gain for gain in by_tensor.values() if gain is not None]
+        # What no floating tensor moves is held by itself, such as rows of a table.
+        listed[site] = seen or ([of_result] if of_result is not None else [])
     return listed
 
 
