@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,13 +27,14 @@ from qgate.models.rows import is_text
 from qgate.modes.applying import apply
 from qgate.modes.formats import FORMAT_MODES
 
-Products = tuple[Tensor, Tensor, Tensor]
 _STEP = 2.0**-5
 """The relative step by which a tensor is moved to see where results go."""
 _ROUNDINGS = 0.25
 """Roundings of the dtype by which a factor is off from which it is a fault, times the cube root
 of the share of a result that moves with it: right code of ten models had up to 0.1, and 0.2 where
 attention is so flat that scores move 0.0005 of it."""
+_FEW = 2.0
+"""Those of fewer rows than six, which may share one: a norm rounds what it divides a row by."""
 _RIGHT_ROUNDINGS = 1.0
 """Roundings that a factor of right code has at most: 0.3 in weights that a forward norms."""
 _SIGMAS, _ROWS, _LEAST_ROWS = 8.0, 12, 6
@@ -47,11 +48,21 @@ _MOST_OUTSIDE = 40
 """Sites outside of blocks that are moved one at a time."""
 
 
+class Products(NamedTuple):
+    """What the errors of a result have in common with where it moves, by row or parts of rows."""
+
+    along: Tensor
+    squares: Tensor
+    energy: Tensor
+    rows: int
+
+
 @dataclass(frozen=True)
 class Gain:
     """Distance from 1 of the factor of one tensor in the results of a segment, and its noise.
 
     energy, share  of where the results move: as it is, and of theirs
+    roundings      of the dtype by which it may be off
     """
 
     source: str
@@ -59,6 +70,7 @@ class Gain:
     noise: float
     energy: float
     share: float
+    roundings: float = _ROUNDINGS
 
     @property
     def explained(self) -> float:
@@ -102,7 +114,7 @@ def _beyond(listed: Sequence[Gain], unit: float, right: Sequence[Gain] = ()) -> 
     sizes = {gain.source: max(-most_right, min(most_right, gain.size)) for gain in right}
 
     def is_beyond(gain: Gain) -> bool:
-        most = max(_ROUNDINGS * unit / math.cbrt(gain.share), _SIGMAS * gain.noise)
+        most = max(gain.roundings * unit / math.cbrt(gain.share), _SIGMAS * gain.noise)
         return abs(gain.size - sizes.get(gain.source, 0.0)) > most
 
     return [gain for gain in listed if is_beyond(gain)]
@@ -236,17 +248,27 @@ def _products(actual: Tensor, right: Tensor, moved: Tensor) -> Products:
     rows = [x.double().reshape(-1, right.shape[-1] if right.dim() else 1) for x in (actual, right)]
     direction = (moved.double().reshape(rows[1].shape) - rows[1]) / _STEP
     sums = ((rows[0] - rows[1]) * direction, direction.square(), rows[1].square())
-    along, squares, energy = (of.nan_to_num(0.0, 0.0, 0.0).sum(-1) for of in sums)
-    return along, squares, energy
+    # Parts of a row, where there are few: each has roundings of its own.
+    parts = min(_ROWS // max(1, len(direction)), direction.shape[-1])
+    along, squares, energy = (
+        torch.cat(
+            [part.sum(-1) for part in of.nan_to_num(0.0, 0.0, 0.0).tensor_split(max(1, parts), -1)]
+        )
+        for of in sums
+    )
+    return Products(along, squares, energy, int(direction.any(-1).sum()))
 
 
 def _gain(source: str, products: Sequence[Products]) -> Gain | None:
-    along, squares, energies = (torch.cat(of) for of in zip(*products, strict=True))
+    along, squares, energies = (
+        torch.cat([getattr(of, name) for of in products]) for name in ("along", "squares", "energy")
+    )
     energy, whole = float(squares.sum()), float(energies.sum())
-    is_still, rows = not energy > _LEAST_SHARE * whole, int((squares > 0).sum())
-    if is_still or rows < _LEAST_ROWS:
+    rows, parts = sum(of.rows for of in products), int((squares > 0).sum())
+    if not energy > _LEAST_SHARE * whole or parts < _LEAST_ROWS:
         return None
     size = float(along.sum()) / energy
     noise = math.sqrt(float((along - size * squares).square().sum())) / energy
-    noise = noise if rows >= _ROWS else 2 * noise
-    return Gain(source, size, noise, energy, min(1.0, energy / whole))
+    noise = noise if parts >= _ROWS else 2 * noise
+    share = min(1.0, energy / whole)
+    return Gain(source, size, noise, energy, share, _ROUNDINGS if rows >= _LEAST_ROWS else _FEW)
