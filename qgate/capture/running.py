@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -138,7 +138,7 @@ def run(
         record.tensors[site.name].append(tensor.detach().clone())
 
     if gradients:
-        _with_gradients(model, chosen, samples, keep, loss or next_token_loss, record, forced)
+        _with_gradients(model, chosen, samples, keep, loss, record, forced)
     else:
         with torch.no_grad():
             for index, sample in enumerate(samples):
@@ -225,6 +225,15 @@ class _Forced(torch.autograd.Function):
         return gradient, None
 
 
+def loss_of(outputs: Mapping[str, Tensor], sample: Any) -> Tensor:
+    """Return the loss of the logits, and the mean square of each other output."""
+    loss = next_token_loss(outputs["logits"], sample)
+    for name, output in outputs.items():
+        if name != "logits" and output.numel():
+            loss = loss + output.float().square().mean().to(loss.device)
+    return loss
+
+
 def next_token_loss(logits: Tensor, sample: Any) -> Tensor:
     """Return the mean cross entropy of the next token, or the mean square of other outputs."""
     ids, real = token_ids(sample), real_tokens(sample)
@@ -240,7 +249,7 @@ def _with_gradients(
     sites: list[Site],
     samples: Sequence[Any],
     keep: Keep,
-    loss: Loss,
+    loss: Loss | None,
     record: Capture,
     forced: Capture | None = None,
 ) -> None:
@@ -288,7 +297,8 @@ def _with_gradients(
         with torch.enable_grad():
             for sample_index, sample in enumerate(samples):
                 outputs = pass_through(model, sites, sample_index, sample, take, forced)
-                value = loss(outputs["logits"], sample)
+                logits = outputs["logits"]
+                value = loss_of(outputs, sample) if loss is None else loss(logits, sample)
                 for site, tensor, node in views:
                     if tensor.grad_fn is not node:  # its hook is lost, and zeros would be read
                         raise QgateError(

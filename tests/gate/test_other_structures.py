@@ -165,6 +165,9 @@ _FAULTS: tuple[tuple[str, str, Plant, str, str], ...] = (
     ("styled images", "a rate is too large", instead("mapping.0", _rate_too_large), "int8 bf16", "forward"),
     ("styled images", "a bias is dropped", instead("mapping.2", lambda m, x: F.linear(x, m.weight / m.in_features**0.5)), "int8 bf16", "forward"),
     ("sorted experts", "an expert is too large", after("experts.1", times(1.02)), "int8 bf16", "forward"),
+    ("shifted windows", "logits of few rows are too large", after("", times(1.02)), "int8 bf16", "forward"),
+    ("radiance field", "an output after the first takes no gradient", after("color", torch.Tensor.detach), "int8 bf16", "gradients"),
+    ("styled images", "a parameter without a site counts too much", attribute("", "constant", lambda p: nn.Parameter(p * 1.02)), "bf16", "forward"),
     ("native bfloat16", "a query is too large", after("attention.query", times(1.02)), "int8", "forward"),
 )  # fmt: skip
 FAULTS = [

@@ -58,7 +58,7 @@ def gradient_noise(base: Model, sample: Any, name: str, is_half: bool) -> dict[s
     """
     segments = Segments(base, base, plain_view(base))
     run = take_gradients(segments, sample)
-    if run.logits is None:
+    if not run.outputs:
         return {}
     generator = torch.Generator().manual_seed(0)
 
@@ -73,7 +73,8 @@ def gradient_noise(base: Model, sample: Any, name: str, is_half: bool) -> dict[s
         }
 
     passed = Passed(run.passed.actual, near_all(run.passed.forwarded))
-    other = GradientPass(passed, near_all(run.of_ends), run.read, run.parameters, near(run.logits))
+    outputs = {name: near(gradient) for name, gradient in run.outputs.items()}
+    other = GradientPass(passed, near_all(run.of_ends), run.read, run.parameters, outputs)
     gradients = SegmentGradients(segments)
     with MovedOperators(near) if is_half else nullcontext():
         gradients.compare(sample, name, other)

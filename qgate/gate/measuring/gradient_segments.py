@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qgate.capture.running import next_token_loss
+from qgate.capture.running import loss_of
 from qgate.devices import exact_math
 from qgate.expected.intermediates import HALVES
 from qgate.formats.quantizer import Quantizer, inside_range
@@ -30,7 +30,6 @@ from qgate.hooks.tapping import tap_sites
 from qgate.models import Site
 from qgate.models.rows import real_tokens
 
-_LOGITS = "logits"
 _LOSS_SCALE = 2.0**8
 """Keeps gradients in float16 above its smallest numbers, as training does."""
 _OTHER: Any = object()
@@ -53,14 +52,14 @@ class GradientPass:
     of_ends      gradients of what code made at a site, before a quantizer there
     read         gradients of what the code behind the site reads
     parameters   gradients by name of the parameter
-    logits       the gradient of the loss at the model's logits
+    outputs      the gradients of the loss at what the model returns, by name
     """
 
     passed: Passed
     of_ends: Mapping[str, Sequence[Tensor | None]]
     read: Mapping[str, Sequence[Tensor | None]]
     parameters: Mapping[str, Tensor | None]
-    logits: Tensor | None
+    outputs: Mapping[str, Tensor]
 
 
 class _Tap(torch.autograd.Function):
@@ -104,19 +103,22 @@ def take_gradients(segments: Segments, sample: Any) -> GradientPass:
         tap_sites(model.module, first, take, first=True),
         tap_sites(model.module, after, take),
     ):
-        logits = model.outputs(sample)[_LOGITS]
-        copied = tapped(_LOGITS, logits)
-        if copied is None or not parameters:
-            return GradientPass(Passed(), {}, {}, {}, None)
+        outputs = model.outputs(sample)
+        copies = {name: tapped(name, output) for name, output in outputs.items()}
+        if copies["logits"] is None or not parameters:
+            return GradientPass(Passed(), {}, {}, {}, {})
+        outputs |= {name: copied for name, copied in copies.items() if copied is not None}
         with exact_math():
-            loss = next_token_loss(copied, sample) * _LOSS_SCALE
+            loss = loss_of(outputs, sample) * _LOSS_SCALE
             of_parameters = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
-    of_logits = gradients.pop(_LOGITS)[0]
-    tensors.pop(_LOGITS)
+    of_outputs = {name: gradients.pop(name)[0] for name in outputs}
+    for name in outputs:
+        del tensors[name]
     by_site = view.read(gradients)
     return GradientPass(
         view.read(tensors), by_site.actual, by_site.forwarded,
-        dict(zip(parameters, of_parameters, strict=True)), of_logits,
+        dict(zip(parameters, of_parameters, strict=True)),
+        {name: gradient for name, gradient in of_outputs.items() if gradient is not None},
     )  # fmt: skip
 
 
@@ -203,7 +205,7 @@ class SegmentGradients:
 
     def compare(self, sample: Any, name: str, run: GradientPass) -> None:
         """Run the reference with the run's tensors and gradients, and compare what it makes."""
-        if run.logits is None:
+        if not run.outputs:
             return
         module = self.base.module
         sites = {site.name: site for site in self.view.sites if site.name in run.passed.actual}
@@ -214,10 +216,13 @@ class SegmentGradients:
         replay = _Replay(run, self.view.silent)
         taps = tap_sites(module, [*sites.values()], replay.take)
         with torch.enable_grad(), swapped(module, weights), taps, self.segments.routers.follow():
-            logits = self.base.outputs(sample)[_LOGITS]
-        check_alike(self.base, _LOGITS, [run.logits], [logits])
+            outputs = self.base.outputs(sample)
         replay.others += self.segments.routers.replaced
-        replay.ends.append((logits, run.logits.to(logits.dtype)))
+        for output, of_output in run.outputs.items():
+            right = outputs.get(output, of_output)  # which takes no gradient
+            check_alike(self.base, output, [of_output], [right])
+            if right.requires_grad:
+                replay.ends.append((right, of_output.to(right.dtype)))
         inputs = [*replay.leaves.values(), *trained.values(), *(s.weight for s in stand_ins)]
         expected = replay.gradients(inputs)
         real = real_tokens(sample)

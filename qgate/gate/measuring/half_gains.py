@@ -150,10 +150,7 @@ def gains(segments: Segments, sample: Any) -> dict[str, list[Gain]]:
     listed: dict[str, list[Gain]] = {}
     for site, by_source in products.items():
         by_tensor = {source: _gain(source, rows) for source, rows in by_source.items()}
-        of_result = by_tensor.pop(_RESULT)
-        seen = [gain for gain in by_tensor.values() if gain is not None]
-        # What no floating tensor moves is held by itself, such as rows of a table.
-        listed[site] = seen or ([of_result] if of_result is not None else [])
+        listed[site] = [gain for gain in by_tensor.values() if gain is not None]
     return listed
 
 

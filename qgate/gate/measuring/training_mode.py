@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qgate.capture.running import next_token_loss
+from qgate.capture.running import loss_of
 from qgate.devices import exact_math
 from qgate.errors import first_line
 from qgate.gate.measuring.segment_rows import pattern
@@ -142,7 +142,7 @@ def _gradients(model: Model, sample: Any) -> dict[str, Tensor]:
         for parameter in trained.values():
             parameter.grad = None
         with torch.enable_grad(), exact_math():
-            next_token_loss(model.outputs(sample)["logits"], sample).backward()
+            loss_of(model.outputs(sample), sample).backward()
         return {
             ":".join(name.rpartition(".")[::2]): parameter.grad.clone()
             for name, parameter in trained.items()
