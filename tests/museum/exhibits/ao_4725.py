@@ -2,7 +2,8 @@
 
 The OCP rule takes the exponent of the largest magnitude, rounded down. 1.998 is 2 in bfloat16, so
 its block got twice the scale and lost one bit of every element. Few blocks are hit: those whose
-largest magnitude lies within 1/512 below a power of two.
+largest magnitude lies within 1/512 below a power of two. A review of the pull request says so
+(2026-08-07), not its description.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """MXFP4 scales were stored with a bias of 125, where every reader takes 127.
 
 The compressor subtracted the exponent of FP4's largest number from the scale that codes were made
-with, so that each stored byte was too small by two. Readers of the format's standard encoding get scales, and thereby
-weights, that are four times too small.
+with, so that each stored byte was too small by two. Readers of the format's standard encoding get
+scales, and thereby weights, that are four times too small.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A layer that calibration never reached was packed with the scales that its memory happened to hold.
 
-Scales are made by `torch.empty`, and nothing writes those of a layer without calibration. Packing
-takes NaN for a scale: the codes become zeros, one constant word, and the file keeps the NaN.
+Scales are made by `torch.empty`, and nothing writes those of a layer without calibration: NaN makes
+codes of zeros. The report has NaN alone; a comment measures the rest (#issuecomment-5406233097).
 """
 
 from __future__ import annotations

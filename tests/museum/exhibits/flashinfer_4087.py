@@ -2,7 +2,8 @@
 
 The preparation of MXFP8 weights put the rows of scales in the kernel's order and left out the second
 step, the interleaving of 128 rows and 4 blocks. Many blocks of random weights have equal exponents,
-so most misplaced scales do no harm, and the errors look like rounding.
+so most misplaced scales do no harm, and the errors look like rounding. The cause is confirmed in a
+comment (2026-07-22), and mended by #4093.
 """
 
 from __future__ import annotations

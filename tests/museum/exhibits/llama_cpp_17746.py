@@ -1,4 +1,4 @@
-"""The values of a long attention overflowed the float16 that flash attention adds them up in.
+"""The values of one model overflowed the float16 that flash attention adds them up in.
 
 Scores are taken off the largest one, so weights go up to 1, and sums of many of them times large
 values go beyond 65,504. With ln 8 added to the largest score all sums are 8 times smaller; the

@@ -2,7 +2,8 @@
 
 The scale of a block that is best by importance is a ratio of two sums over its elements. Where
 calibration never saw one of them, every importance is zero, and so are both sums. The right way
-falls back to equal importance.
+falls back to equal importance. The report has the zeros and the NaN; #20460 tells how they come
+together.
 """
 
 from __future__ import annotations

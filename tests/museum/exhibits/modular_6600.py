@@ -2,7 +2,7 @@
 
 compressed-tensors stores NVFP4's global scale as 1/scale, other exporters as the scale itself. The
 loader passed the stored number on, so weights were multiplied by 3,584 where they should have been
-divided by it.
+divided by it. It is one of two defects of the report; the other is in the order of block scales.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 The scan of a batch leaves a state at every chunk of the flattened tokens. They were looked up as if
 each request had chunks of its own, which is so where a request starts at a multiple of the chunk.
+The report has a loss of accuracy; a comment has the cause (2026-07-21), and #37836 is the fix.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A checkpoint may hold (experts, inputs, outputs) or (experts, outputs, inputs). Where both lengths
 are equal the shapes say nothing, and the older order was loaded as the newer one: every expert was
-transposed, with finite outputs.
+transposed, with finite outputs. The reporter knows no public checkpoint of equal lengths yet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The rollout ran gate and up projections in BF16 that training ran in FP8.
 
 Every layer excludes its router `mlp.gate` from quantization, dense models too, which have none. The
-engine looks for those words anywhere in a name, and `mlp.gate_up_proj` holds them.
+engine looks for those words anywhere in a name, and `mlp.gate_up_proj` holds them. It is one
+finding of a later comment (2026-09-18), mended by #7918.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A causal mask started at the first key, although the queries were the last ones of the sequence.
+"""A reference's causal mask started at the first key, although the queries were the last tokens.
 
-With 3 queries and 128 keys, as in a prompt that goes on after a cached prefix, query i belongs at
-key 125 + i. The mask let it see keys 0 to i. The example's verifier had the same mask, so it agreed.
-Here K and V are in an FP8 cache.
+The reference of a KV cache asked for a causal mask at every step of several tokens, and torch's
+`is_causal` lets query i see keys 0 to i. In the second chunk of a prompt the first query so saw one
+key in place of the whole history. The runtime was right. Here K and V are in an FP8 cache.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
 
 
 EXHIBIT = Exhibit(
-    "NVIDIA/cutlass#2336",
+    "pytorch/executorch#21749",
     "positions",
-    "A causal mask was aligned to the first key instead of the last one.",
-    "wrong for 3 queries and 128 keys; the verifier reused the mask and agreed",
+    "A reference's causal mask was aligned to the first key instead of the last one.",
+    "silent: prior context hidden from every chunk but the first; the runtime was right",
     "the mask is aligned at the first rows and keys",
     arguments, from_the_end, from_the_start, causal, {1: CACHE, 2: CACHE},
     options={"relations": ["one"]},
