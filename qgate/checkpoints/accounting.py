@@ -97,12 +97,7 @@ def _types_of_layers(weights: list[StoredWeight]) -> Counter[str]:
 def _skipped(weights: list[StoredWeight], recipe: Recipe) -> Iterator[CheckpointFinding]:
     """Find weights that were left out; of many with one name but for numbers, say how many."""
     names: dict[str, list[str]] = {}
-    mixtures = {w.name.partition(".experts.")[0] for w in weights if ".experts." in w.name}
-    # Routers of some libraries are no linear layers.
-    routers = {f"{name}.gate.weight" for name in mixtures}
     for weight in weights:
-        if weight.name in routers:
-            continue
         if is_skipped(weight, recipe):
             names.setdefault(re.sub(r"\.\d+(?=\.)", ".*", weight.name), []).append(weight.name)
     for pattern, members in names.items():
