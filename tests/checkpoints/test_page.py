@@ -18,8 +18,7 @@ from qgate.checkpoints.compute import ScaleSums
 from qgate.checkpoints.files import findings_csv, weights_csv, write_files
 from qgate.checkpoints.findings import find_outliers
 from qgate.checkpoints.grids import QuantizedWeight
-from qgate.checkpoints.layer_map import LayerMap
-from qgate.checkpoints.page import add_octaves, page
+from qgate.checkpoints.page import LayerMap, add_octaves, page
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, ranked
 from qgate.checkpoints.texts import result_lines
 from qgate.cli import main
