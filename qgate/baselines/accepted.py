@@ -14,15 +14,14 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from qgate.baselines._reading import check_version
 from qgate.baselines.names import quoted, safe_name, unquoted
 from qgate.baselines.origin import KIND, Key, Origin, hashes_text, is_device, kind_of
-from qgate.baselines.sample_lines import Line, folded, is_folded, unfolded
 from qgate.errors import QgateError
-from qgate.metrics import METRICS
+from qgate.metrics import METRICS, sample_number, sample_part
 
 VERSION = 3
 FOLDER = "accepted"
@@ -43,6 +42,9 @@ _COLUMNS = ("suite", "site", "scope", "metric", "value")
 _BESIDE = re.compile(rf".+@({KIND})\.txt")
 _VERSION = re.compile(r"[0-9]{1,9}", re.ASCII)
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
+
+_PART = "samples"
+Line = tuple[Key, float | str | tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -302,3 +304,35 @@ def _read_value(key: Key, word: str) -> float | str:
     if not math.isfinite(value):
         raise ValueError(f"{key} is {word}, which is never accepted")
     return value
+
+
+def folded(values: Mapping[Key, float | str]) -> Iterator[Line]:
+    """Yield the lines of entries: samples that are counted from 0 without a gap share one."""
+    of_samples: dict[Key, dict[int, float]] = {}
+    for key, value in values.items():
+        metric, _, part = key.metric.partition("@")
+        number = sample_number(part)
+        if number is not None and not isinstance(value, str):
+            of_samples.setdefault(key._replace(metric=f"{metric}@{_PART}"), {})[number] = value
+    whole = {
+        key: tuple(figures[number] for number in range(len(figures)))
+        for key, figures in of_samples.items()
+        if len(figures) > 1 and figures.keys() == {*range(len(figures))}
+    }
+    together = {entry for key, figures in whole.items() for entry, _ in unfolded(key, figures)}
+    yield from ((key, value) for key, value in values.items() if key not in together)
+    yield from whole.items()
+
+
+def is_folded(key: Key) -> bool:
+    """Tell if a line has the figures of all samples of a metric."""
+    return key.metric.endswith(f"@{_PART}")
+
+
+def unfolded(key: Key, figures: Sequence[float]) -> list[tuple[Key, float]]:
+    """Return the entries of such a line, one for each sample."""
+    metric = key.metric.removesuffix(_PART)
+    return [
+        (key._replace(metric=f"{metric}{sample_part(number)}"), figure)
+        for number, figure in enumerate(figures)
+    ]

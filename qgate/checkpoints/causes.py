@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -14,9 +15,8 @@ from qgate.causes.faults import Fault
 from qgate.checkpoints.compute import measured, squared
 from qgate.checkpoints.conventions import CONVENTIONS, NESTED
 from qgate.checkpoints.gguf.causes import block_faults
-from qgate.checkpoints.grids import TALL, QuantizedWeight, widen
+from qgate.checkpoints.grids import AWQ_ORDER, TALL, QuantizedWeight, decode_e8m0, widen
 from qgate.checkpoints.ideal import Extremes, ideal_scales, ideal_values
-from qgate.checkpoints.misread_codes import misread_codes
 from qgate.checkpoints.moved_scales import (
     moved_lines,
     moved_scales,
@@ -25,7 +25,8 @@ from qgate.checkpoints.moved_scales import (
     unswizzled,
     with_moved_scales,
 )
-from qgate.checkpoints.scale_types import scales_of_other_formats
+from qgate.formats import get
+from qgate.formats.choosing import ChoosingFormat
 
 EXPLAINED_DB = 0.7
 """Error over the ideal one at which an undone fault counts as the cause."""
@@ -41,6 +42,8 @@ LEADING = 1 << 20
 """Elements in leading rows that tell what all scales have too much."""
 Kind = tuple[str, bool, tuple[int, int], str]
 Change = Callable[[QuantizedWeight], QuantizedWeight | None]
+CHOOSING = "if4", "mixfp4"
+"""Formats of packed FP4 whose blocks have another grid where the sign bit of their scale is set."""
 
 
 @dataclass(frozen=True)
@@ -373,3 +376,103 @@ def _rows_moved(weight: QuantizedWeight) -> QuantizedWeight:
         return _as_bytes(x).roll(-1, 0).view(x.dtype)
 
     return replace(with_moved_scales(weight, moved), elements=moved(weight.elements))
+
+
+def misread_codes(weight: QuantizedWeight) -> Iterator[tuple[str, Change, bool]]:
+    """Yield what was misread in words, undone, and whether that has another format."""
+    for axis, to_order in itertools.product((0, 1), (True, False)):
+        read, stored = ("of AWQ", "of their neighbors")[:: 1 if to_order else -1]
+        words = f"the codes of each word are read in the order {read}, and stand in that {stored}"
+        for has_zeros in (True, False) if axis == 0 and weight.has_zero_points else (False,):
+            change = partial(_reordered, axis=axis, to_order=to_order, has_zeros=has_zeros)
+            yield words, change, False
+    formats = ("fp8_e4m3", "fp8_e5m2")[:: 1 if weight.element == "fp8_e4m3" else -1]
+    yield f"codes are read as {formats[0]} and are {formats[1]}", _exchanged_fp8, True
+
+
+def _reordered(
+    weight: QuantizedWeight, axis: int, to_order: bool, has_zeros: bool
+) -> QuantizedWeight | None:
+    """Reorder eight neighbors, that were read in the order of AWQ's words, or should have been."""
+    order = torch.tensor(AWQ_ORDER)
+    if weight.shape[axis] % len(order) or weight.element not in ("int4", "uint4"):
+        return None
+    starts = torch.arange(0, weight.shape[axis], len(order))[:, None]
+    lines = (starts + (order.argsort() if to_order else order)).flatten()
+    elements = weight.elements.index_select(axis, lines)
+    zeros = weight.zero_points
+    if has_zeros and zeros is not None and len(zeros) == len(elements):
+        zeros = zeros[lines]
+    return replace(weight, elements=elements, zero_points=zeros)
+
+
+def _exchanged_fp8(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Read E4M3 as E5M2, and the other way round."""
+    kinds = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+    if kinds.pop(weight.element, None) != weight.elements.dtype:
+        return None
+    ((element, dtype),) = kinds.items()
+    return replace(weight, element=element, elements=weight.elements.view(dtype))
+
+
+def _decode_ue5m3(codes: Tensor) -> Tensor:
+    table = torch.tensor(get("fp8_ue5m3").element.code_values(), dtype=torch.float32)
+    return table[codes.int()]
+
+
+SCALE_CODES: dict[str, Callable[[Tensor], Tensor]] = {
+    "E4M3": lambda codes: codes.view(torch.float8_e4m3fn).float(),
+    "E8M0": decode_e8m0,
+    "UE5M3": _decode_ue5m3,
+}
+"""Formats of one byte that scales of blocks have, and what their codes are."""
+
+
+def scales_of_other_formats(
+    weight: QuantizedWeight, parent: Tensor
+) -> Iterator[tuple[str, Change]]:
+    """Yield scales of one byte that are read in another format than theirs, in words, and undone.
+
+    The scale of the whole tensor belongs to the format that is read, so the parent tells it.
+    """
+    assert weight.scale_codes is not None
+    codes = weight.scale_codes.contiguous().view(torch.uint8)
+    stored = "E8M0" if weight.scale_codes.dtype == torch.uint8 else "E4M3"
+    if bool((codes == codes.reshape(-1)[:1]).all()):
+        return
+    count = min(len(weight.elements), -(-LEADING // max(1, weight.shape[1])))
+    for meant, decode in SCALE_CODES.items():
+        scales = decode(codes)
+        if meant == stored or not bool(scales.isfinite().all()) or not bool((scales > 0).any()):
+            continue
+        # Where no code is subnormal, E4M3 and UE5M3 differ by a factor, which is another fault.
+        ratios = (scales / weight.scales)[weight.scales != 0]
+        if ratios.numel() and float(ratios.max()) <= 1.001 * float(ratios.min()):
+            continue
+        values = replace(weight, scales=scales).rows(0, count).values().double()
+        product = (values * parent[:count].double()).sum()
+        factor = float(product / values.square().sum().clamp(min=1e-300))
+        words = f"scales are codes of {meant}, and are read as {stored}"
+        yield words, partial(_with_scales, scales=scales * factor)
+    if weight.element == "fp4_e2m1" and stored == "E4M3" and bool((codes >= 128).any()):
+        for name in CHOOSING:
+            words = f"the sign bit of scales chooses a grid ({name}), and is read as a sign"
+            yield words, partial(_on_grids, name=name)
+
+
+def _with_scales(weight: QuantizedWeight, scales: Tensor) -> QuantizedWeight:
+    return replace(weight, scales=scales)
+
+
+def _on_grids(weight: QuantizedWeight, name: str) -> QuantizedWeight:
+    """Read each block whose scale is negative on the second grid of a format."""
+    fmt = get(name)
+    assert isinstance(fmt, ChoosingFormat)
+    tiles = weight.in_tiles(weight.float_elements())
+    codes = fmt.element.sorted_values.searchsorted(tiles.numpy())
+    on_second = torch.tensor(fmt.second_values(), dtype=torch.float32)[
+        fmt.element.sorted_codes[codes]
+    ]
+    is_second = (weight.scales < 0)[:, None, :, None]
+    elements = weight.from_tiles(on_second.where(is_second, tiles))
+    return replace(weight, elements=elements, scales=weight.scales.abs(), unit=1.0)

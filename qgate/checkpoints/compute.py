@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from qgate.checkpoints.chunk_memory import Workspace, thread_memory
 from qgate.checkpoints.conventions import CONVENTIONS, NESTED, BlockConvention, count_zero_blocks
-from qgate.checkpoints.grids import CHUNK, TALL, QuantizedWeight, widen
+from qgate.checkpoints.grids import CHUNK, FP4_UNIT, TALL, QuantizedWeight, widen
 from qgate.checkpoints.ideal import (
     Extremes,
     element_codes,
@@ -30,8 +30,6 @@ from qgate.checkpoints.ideal import (
 )
 from qgate.checkpoints.local_sums import ROW_DB, USUAL, GroupSums, tile_sums
 from qgate.checkpoints.record import ScaleFigures, WeightFigures
-from qgate.checkpoints.scale_codes import ScaleCodeSums
-from qgate.checkpoints.scale_sums import ScaleSums
 
 Array = np.ndarray[Any, Any]
 PER_DB = 10.0
@@ -39,6 +37,12 @@ RATIOS = 1 << 20
 """Scales of one weight that are compared with ideal ones, at most about."""
 ALIKE = 1e4
 """Ratio of energies up to which the product of tensors follows from their difference."""
+
+ENOUGH = 1 << 12
+"""Blocks of NVFP4 that tell how their largest elements were chosen."""
+
+OCTAVES = 320
+"""Exponents of float32, from below the smallest to above the largest."""
 
 
 class DecodedRows(Protocol):
@@ -356,3 +360,126 @@ def ratio_db(total: float, least: float, energy: float) -> float:
     floor = 1e-13 * energy
     decibels = PER_DB * math.log10(total / max(least, floor)) if total > floor else 0.0
     return round(decibels, 4) + 0.0  # no negative zero
+
+
+@dataclass
+class ScaleCodeSums:
+    """Counts over the chunks of one weight."""
+
+    subnormal: int = 0
+    fours: int = 0
+    sixes: int = 0
+    _outside: int = 0
+    _has_fractions: bool = False
+
+    def add(self, weight: QuantizedWeight) -> None:
+        """Add the scales and zero points of a chunk."""
+        self.subnormal += _count_subnormal(weight.scale_codes)
+        self._see_maxima(weight)
+        zeros = weight.zero_points
+        if zeros is None or self._has_fractions:
+            return
+        # Those with fractions are stored minima.
+        self._has_fractions = not bool((zeros == zeros.round()).all())
+        low, high = element_range(weight.element)
+        self._outside += int(((zeros < low) | (zeros > high)).sum())
+
+    def _see_maxima(self, weight: QuantizedWeight) -> None:
+        """Count blocks of NVFP4 by their largest element, in leading rows."""
+        codes, enough = weight.scale_codes, self.fours + self.sixes >= ENOUGH
+        is_nvfp4 = weight.element == "fp4_e2m1" and weight.tile == (1, 16)
+        if enough or codes is None or codes.dtype != torch.float8_e4m3fn or not is_nvfp4:
+            return
+        some = weight.rows(0, min(len(weight.elements), -(-16 * ENOUGH // weight.shape[1])))
+        largest = some.in_tiles(some.elements).abs().amax((1, 3))
+        self.fours += int((largest == 4 / FP4_UNIT).sum())
+        self.sixes += int((largest == 6 / FP4_UNIT).sum())
+
+    @property
+    def fours_share(self) -> float | None:
+        """Return the share of blocks whose largest element is 4, of those with 4 or 6."""
+        count = self.fours + self.sixes
+        return self.fours / count if count else None
+
+    @property
+    def outside_zero_points(self) -> int:
+        """Return how many whole zero points are no codes of the elements."""
+        return 0 if self._has_fractions else self._outside
+
+
+def _count_subnormal(codes: Tensor | None) -> int:
+    """Count E4M3 codes below the smallest normal value, but not zeros."""
+    if codes is None or codes.dtype != torch.float8_e4m3fn:
+        return 0
+    magnitudes = codes.contiguous().view(torch.uint8) & 0x7F
+    return int(((magnitudes > 0) & (magnitudes < 8)).sum())
+
+
+@dataclass
+class ScaleSums:
+    """Counts of scales, and their ratios to ideal ones where these have been made."""
+
+    every: int = 1
+    count: int = 0
+    not_finite: int = 0
+    zero: int = 0
+    negative: int = 0
+    smallest: float = math.inf
+    largest: float = -math.inf
+    first: float | None = None
+    all_equal: bool = True
+    ratios: list[Tensor] = field(default_factory=list)
+    octaves: Tensor = field(default_factory=lambda: torch.zeros(OCTAVES, dtype=torch.long))
+
+    def add(self, scales: Tensor, ideal: Tensor | None) -> None:
+        count = scales.numel()
+        if not count:
+            return
+        self.first = float(scales[0, 0]) if self.first is None else self.first
+        low, high = float(scales.amin()), float(scales.amax())
+        is_plain = low > 0 and math.isfinite(high)
+        self._add_octaves(scales if is_plain else scales[(scales > 0) & scales.isfinite()])
+        self.count += count
+        self.all_equal = self.all_equal and low == high == self.first
+        if not (math.isfinite(low) and math.isfinite(high)):
+            finite = scales[scales.isfinite()]
+            self.not_finite += count - finite.numel()
+            low = float(finite.min()) if finite.numel() else math.inf
+            high = float(finite.max()) if finite.numel() else -math.inf
+        if low <= 0:
+            self.zero += int((scales == 0).sum())
+            self.negative += int((scales < 0).sum())
+        self.smallest, self.largest = min(self.smallest, low), max(self.largest, high)
+        if ideal is not None and ideal.shape == scales.shape:
+            own, other = (x.reshape(-1)[:: self.every] for x in (scales, ideal))
+            self.ratios.append(own / other)
+
+    def figures(self) -> ScaleFigures:
+        """Return the figures of all scales."""
+        ratios = torch.cat(self.ratios) if self.ratios else torch.empty(0)
+        ratios = ratios[(ratios > 0) & ratios.isfinite()]
+        has_finite = self.smallest <= self.largest
+        return ScaleFigures(
+            count=self.count,
+            not_finite=self.not_finite,
+            zero=self.zero,
+            negative=self.negative,
+            smallest=self.smallest if has_finite else None,
+            largest=self.largest if has_finite else None,
+            all_equal=self.count > 1 and self.all_equal,
+            log2_ratio=float(ratios.log2().median()) if ratios.numel() else None,
+            octaves=self._octaves(),
+        )
+
+    def _add_octaves(self, scales: Tensor) -> None:
+        """Count positive scales by their exponent."""
+        exponents = torch.frexp(scales.float())[1].reshape(-1).long()
+        self.octaves += torch.bincount(exponents + OCTAVES // 2, minlength=OCTAVES)
+
+    def _octaves(self) -> tuple[int, tuple[int, ...]] | None:
+        """Return the counts from the lowest exponent on, with that exponent."""
+        used = self.octaves.nonzero().reshape(-1)
+        if not used.numel():
+            return None
+        low, high = int(used[0]), int(used[-1])
+        return low - OCTAVES // 2 - 1, tuple(self.octaves[low : high + 1].tolist())

@@ -7,24 +7,28 @@ and filter.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import urlencode
 
+from qgate.charts import axes
+from qgate.charts.axes import BOTTOM, LEFT, RIGHT, TOP
 from qgate.charts.heat import margin_legend, margin_step
+from qgate.charts.lines import Line, color_lines, line_chart, numbered_axis
 from qgate.charts.pages import Cell, Evidence, HeadView, number, render
-from qgate.charts.svg import LIGHT, STYLE
+from qgate.charts.svg import LIGHT, STYLE, color, cut_to_width, document, path
 from qgate.checkpoints.findings import BETTER_DB, LIMIT_DB, OutlierWeight, find_outliers
-from qgate.checkpoints.layer_map import LayerMap
-from qgate.checkpoints.plots import Octaves, add_octaves, block_chart, scale_histogram
-from qgate.checkpoints.recipe_texts import plan_texts, recipe_file_lines
+from qgate.checkpoints.recipe_texts import fold_numbers, plan_texts, recipe_file_lines
 from qgate.checkpoints.record import (
     CheckpointFinding,
     CheckpointRecord,
     ScaleFigures,
     WeightFigures,
     WeightRecord,
+    WorstBlock,
     ranked,
     worst_first,
 )
@@ -43,6 +47,15 @@ _VERDICTS = {
 }  # fmt: skip
 """Verdicts of weights, the worst first, with their tones."""
 _COUNTED = {"finding": "with a finding", "stands out": "standing out"}
+
+Octaves = tuple[int, tuple[int, ...]]
+_WIDTH, _HEIGHT = 440.0, 230.0
+_AIR = 0.08
+
+NO_LAYER = "–"
+_LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+_KEPT = {"equal": "kept as it is", "cast": "cast", "changed": "changed", "undoes": "changed",
+         "unmatched": "no parent"}  # fmt: skip
 
 
 class WeightRow(NamedTuple):
@@ -268,3 +281,139 @@ def _cells(weight: WeightRecord, figures: WeightFigures) -> list[Cell]:
 
 def _figure(value: float | None) -> float:
     return math.nan if value is None else value
+
+
+def add_octaves(several: Sequence[Octaves]) -> Octaves:
+    """Add up counts of scales by octave."""
+    low = min(start for start, _ in several)
+    high = max(start + len(counts) for start, counts in several)
+    total = [0] * (high - low)
+    for start, counts in several:
+        for at, count in enumerate(counts, start - low):
+            total[at] += count
+    return low, tuple(total)
+
+
+def scale_histogram(title: str, octaves: Octaves) -> str:
+    """Draw how many scales are in each octave, on a logarithmic axis of counts."""
+    low, counts = octaves
+    edges, (merged,) = axes.merge_octaves(low, [counts], range(len(counts)))
+    x = axes.octaves(edges[0] - 0.5, edges[-1] + 0.5, LEFT, RIGHT, "scale")
+    unit = "scales" if edges.step == 1 else f"scales in {edges.step} octaves"
+    y = axes.log_count_axis(max(merged), BOTTOM, TOP + 16, unit)
+    bars = axes.octave_bars(edges, merged, x, y, 0.5 if len(merged) < 60 else 0.0)
+    sheets = path(bars, fill=color("blue"), data_bars="counts")
+    text = f"{counted(sum(counts), 'scale')} from 2^{low} to 2^{low + len(counts)}."
+    return axes.panel(x, y, sheets, "", title, text)
+
+
+def block_chart(block: WorstBlock) -> str:
+    """Draw what a block stores over its parent's values, column by column."""
+    lines = color_lines([Line("stored", block.values), Line("parent", block.parent)])
+    values = lines.values or [0.0]
+    low, high = min(values), max(values)
+    air = _AIR * (high - low) or 1.0
+    x = numbered_axis(lines.colored, len(block.values), _WIDTH, "column", block.column)
+    y = axes.linear(low - air, high + air, BOTTOM, TOP, "", 5)
+    scale = "not finite" if block.scale is None else brief(block.scale)
+    error = "not finite" if not block.error else decibels(10 * math.log10(block.error))
+    title = f"{cut_to_width(block.name, 300, 13)}, row {block.row}"
+    text = f"Scale {scale}; error of the block over its energy {error}."
+    body = line_chart(lines, x, y, [("", text)], width=_WIDTH)
+    return document(_WIDTH, _HEIGHT, title, text, body)
+
+
+@dataclass
+class MapCell:
+    """One place of the map: its weights, of experts all, and what was found of them."""
+
+    weights: list[WeightRecord] = field(default_factory=list)
+    findings: list[CheckpointFinding] = field(default_factory=list)
+
+    @property
+    def worst(self) -> tuple[WeightRecord, float] | None:
+        """Return the weight with the most error over ideal."""
+        return next(iter(worst_first(self.weights)), None)
+
+    def view(self, anchors: Mapping[str, str]) -> dict[str, str]:
+        """Return text, color, words and link of the cell."""
+        step, text, words = "", "=", self._kept()
+        if self.worst is not None:
+            weight, over = self.worst
+            # An error that a method makes has no limit.
+            step = f"h{margin_step(0.0 if weight.method else max(over, 0.0) / LIMIT_DB)}"
+            text = f"{over:.1f}".replace("-0.0", "0.0").replace("-", "−")
+            words = f"{weight.name}: {decibels(over, 2)} over ideal, {weight.format}"
+            words += f", {weight.method}" if weight.method else ""
+        elif any(weight.outcome == "quantized" for weight in self.weights):
+            reason = self.weights[0].method or "no parent to compare with"
+            text, words = "q", f"{self.weights[0].format}, {reason}"
+        elif not self.weights:
+            text = ""
+        if self.findings:
+            words = "; ".join(f"{cell.subject}: {cell.cause}" for cell in self.findings[:3])
+        first = self.findings[0].subject if self.findings else ""
+        name = first if first in anchors else self.worst[0].name if self.worst else ""
+        return {
+            "kinds": f"{step}{' bad' * bool(self.findings)}".strip(),
+            "link": f"#{anchors.get(name, 'weights')}",
+            "title": words,
+            "text": text,
+            "heard": "finding" * bool(self.findings),
+        }
+
+    def _kept(self) -> str:
+        outcomes = dict.fromkeys(_KEPT.get(weight.outcome, "") for weight in self.weights)
+        formats = dict.fromkeys(weight.format for weight in self.weights)
+        return f"{', '.join(formats)}: {', '.join(filter(None, outcomes))}"
+
+
+@dataclass
+class LayerMap:
+    """Rows by the name of a tensor without its layer, columns by the number of a layer."""
+
+    columns: list[str]
+    rows: list[tuple[str, list[MapCell | None]]]
+
+    @classmethod
+    def of(cls, record: CheckpointRecord) -> LayerMap:
+        """Sort weights and findings of tensors into rows and columns."""
+        cells: dict[str, dict[str, MapCell]] = {}
+        subjects = {weight.name for weight in record.weights} | set(record.unmatched_parents)
+        for weight in record.weights:
+            _cell(cells, weight.name).weights.append(weight)
+        for finding in record.findings:
+            if finding.subject in subjects:
+                _cell(cells, finding.subject).findings.append(finding)
+        columns = {column for row in cells.values() for column in row}
+        numbers = sorted(columns - {NO_LAYER}, key=int)
+        ordered = [*numbers, *([NO_LAYER] if NO_LAYER in columns else [])]
+        names = sorted(cells, key=lambda name: (NO_LAYER in cells[name], name))
+        start = _common_start([name for name in names if NO_LAYER not in cells[name]])
+        return cls(
+            ordered,
+            [
+                (
+                    name.removeprefix(start).removesuffix(".weight"),
+                    [cells[name].get(column) for column in ordered],
+                )
+                for name in names
+            ],
+        )
+
+    def view(self, anchors: Mapping[str, str]) -> Iterator[tuple[str, list[dict[str, str] | None]]]:
+        """Yield name and cells of each row, as a template needs them."""
+        for name, cells in self.rows:
+            yield name, [None if cell is None else cell.view(anchors) for cell in cells]
+
+
+def _cell(cells: dict[str, dict[str, MapCell]], name: str) -> MapCell:
+    match = _LAYER.search(name)
+    column = match[1] if match else NO_LAYER
+    return cells.setdefault(fold_numbers(name), {}).setdefault(column, MapCell())
+
+
+def _common_start(names: Sequence[str]) -> str:
+    """Return what all names begin with, up to the layer."""
+    starts = {name.partition(".*.")[0] for name in names}
+    return f"{starts.pop()}.*." if len(starts) == 1 else ""

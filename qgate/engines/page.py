@@ -10,13 +10,17 @@ import math
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlencode
 
+from qgate.charts import axes
+from qgate.charts.axes import BOTTOM, TOP
+from qgate.charts.lines import Line, color_lines, line_chart, numbered_axis
 from qgate.charts.pages import Cell, Evidence, HeadView, number, render
-from qgate.charts.svg import LIGHT, STYLE
-from qgate.engines.plots import profile_chart, sample_chart
+from qgate.charts.svg import LIGHT, STYLE, cut_to_width, document
 from qgate.engines.record import (
     CarryingToken,
     EnginesRecord,
     LimitedFigure,
+    PositionProfile,
+    SampleDifferences,
     SiteDifference,
     WeightDifference,
 )
@@ -47,6 +51,11 @@ _NARROW = {
 """What a phone shows of the tables, with the widths of columns in percent."""
 _ORIGINS = {"local": "starts here", "carried": "carried", "enters": "enters here"}
 _ESTIMATES = "The ± is half of a 95 % interval. KL and k3 are from B to A, in nats per token."
+
+_WIDTH, _HEIGHT = 440.0, 230.0
+_FIRST = 1
+"""Position of the first token that has a log-probability."""
+_AIR = 0.08
 
 
 def page(record: EnginesRecord, files: Sequence[str]) -> str:
@@ -211,3 +220,31 @@ def _weight(difference: WeightDifference) -> list[Cell]:
         *map(Cell, difference.dtypes),
         number(math.nan if error is None else error),
     ]
+
+
+def profile_chart(profile: PositionProfile) -> str:
+    """Draw the mean and the largest size of the differences at each position of all samples."""
+    lines = color_lines([Line("largest", profile.largest), Line("mean", profile.mean)])
+    count, step = len(profile.mean), profile.step
+    x = numbered_axis(lines.colored, count, _WIDTH, "position", _FIRST, step)
+    y = axes.logarithmic(lines.values, BOTTOM, TOP, "size of the difference (nats)")
+    pace = f", each over {step:,} positions" if step > 1 else ""
+    text = f"Differences of log-probabilities at {count:,} places{pace}."
+    body = line_chart(lines, x, y, (), width=_WIDTH)
+    return document(_WIDTH, _HEIGHT, "all samples, by position", text, body)
+
+
+def sample_chart(sample: SampleDifferences) -> str:
+    """Draw the difference of each token of one sample."""
+    lines = color_lines([Line("A less B", sample.differences)])
+    values = lines.values or [0.0]
+    low, high = min(0.0, *values), max(0.0, *values)
+    air = _AIR * (high - low) or 1.0
+    x = numbered_axis(
+        lines.colored, len(sample.differences), _WIDTH, "position", _FIRST, sample.step
+    )
+    y = axes.linear(low - air, high + air, BOTTOM, TOP + 14, "nats", 5)
+    title = f"sample {cut_to_width(sample.sample, 300, 13)}"
+    text = f"{percent(sample.share)} of the difference"
+    body = line_chart(lines, x, y, [("", text)], width=_WIDTH)
+    return document(_WIDTH, _HEIGHT, title, f"It carries {text}.", body)

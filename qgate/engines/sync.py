@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from qgate.checkpoints.opening import OPENERS
 from qgate.checkpoints.pairing import match_by_name
-from qgate.engines.findings import EngineLimits
+from qgate.engines.compute import figures_of, values_of
+from qgate.engines.findings import EngineLimits, hold_limits
 from qgate.engines.probes import (
     Probe,
     ProbeShard,
+    ProbeSource,
     WeightSource,
     is_probe,
     open_source,
     read_probe,
 )
+from qgate.engines.record import EnginesRecord
+from qgate.engines.scored import ScoredSample, scored
 from qgate.engines.series import STEP
-from qgate.engines.sync_outputs import add_outputs
-from qgate.engines.sync_places import group_findings, row_spans
-from qgate.engines.sync_record import SyncRecord, WeightFinding
+from qgate.engines.sync_record import ModuleDistance, StaleGroup, SyncRecord, WeightFinding
 from qgate.errors import QgateError
 from qgate.probe import order_of_halves
 from qgate.storage.access import folder_of
 from qgate.storage.locations import user_location
+from qgate.text import counted, listed
+from qgate.text.numbers import brief
 
 FORMATS = {
     "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2, "int8": torch.int8,
@@ -40,6 +47,18 @@ _LEAST_FACTOR, _MOST_NOISE = 4e-3, 0.01
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _EXPLAINED = 0.9
 """Share of the elements that differ which an earlier step explains."""
+
+Shard = tuple[str, int]
+"""The name of a weight, and a rank."""
+RELATIONS = ("stale", "another", "differs", "near")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h)\.([0-9]+)\.")
+_EXPERT = re.compile(r"(?:^|\.)experts\.([0-9]+)\.")
+_LISTED = 4
+
+_JUMP = 10.0
+"""Growth of the relative MSE from a layer to the next that is no carried difference."""
+_WIDE_OUTPUT_NOISE, _HALF_OUTPUT_NOISE = 1e-9, 1e-5
+"""Relative MSE that sums in another order make in a layer in float32, and roundings to 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -304,3 +323,133 @@ def _add_notes(probe: Probe, record: SyncRecord) -> None:
     if record.alone:
         names = ", ".join(record.alone[:3])
         record.notes.append(f"{len(record.alone)} weights are on one side alone: {names}")
+
+
+def group_findings(findings: Iterable[WeightFinding], shards: Sequence[Shard]) -> list[StaleGroup]:
+    """Say where the findings of each kind are, those that an earlier step explains first."""
+    groups: dict[tuple[str, int | None], list[Shard]] = defaultdict(list)
+    for finding in findings:
+        groups[finding.relation, finding.step].append((finding.name, finding.rank))
+    ordered = sorted(groups, key=lambda key: (RELATIONS.index(key[0]), -len(groups[key])))
+    everything = set(shards)
+    return [
+        StaleGroup(relation, step, *_place(set(groups[relation, step]), everything))
+        for relation, step in ordered
+    ]
+
+
+def _place(stale: set[Shard], shards: set[Shard]) -> tuple[str, int, int]:
+    """Return where shards are, how many weights they are of, and how many there are there."""
+    names, ranks = {name for name, _ in stale}, {rank for _, rank in stale}
+    everywhere = {rank for _, rank in shards}
+    layers = {_number(_LAYER, name) for name in names}
+    if ranks < everywhere and len(layers) > 1:
+        in_place = {name for name, rank in shards if rank in ranks}
+        if 2 * len(names) > len(in_place):
+            return f"on {_numbered('rank', ranks)}", len(names), len(in_place)
+    of_names = {rank for name, rank in shards if name in names}
+    on_ranks = f" on {_numbered('rank', ranks)}" if ranks < of_names else ""
+    if len(names) == 1:
+        return f"in {next(iter(names))}{on_ranks}", 1, 1
+    if None not in layers and len(layers) <= _LISTED:
+        experts = {_number(_EXPERT, name) for name in names}
+        in_layers = {name for name, _ in shards if _number(_LAYER, name) in layers}
+        where = _numbered("layer", {layer for layer in layers if layer is not None})
+        if None not in experts and len(experts) <= _LISTED:
+            in_place = {name for name in in_layers if _number(_EXPERT, name) in experts}
+            words = _numbered("expert", {expert for expert in experts if expert is not None})
+            return f"in {words} of {where}{on_ranks}", len(names), len(in_place)
+        return f"in {where}{on_ranks}", len(names), len(in_layers)
+    whole = {name for name, _ in shards}
+    if 2 * len(names) > len(whole):
+        return f"in the whole model{on_ranks}", len(names), len(whole)
+    return f"in {min(names)} and others{on_ranks}", len(names), len(whole)
+
+
+def _number(pattern: re.Pattern[str], name: str) -> int | None:
+    match = pattern.search(name)
+    return int(match[1]) if match else None
+
+
+def _numbered(noun: str, numbers: set[int]) -> str:
+    texts = [str(number) for number in sorted(numbers)]
+    return f"{noun}{'s' * (len(texts) > 1)} {listed(texts, _LISTED)}"
+
+
+def row_spans(rows: Sequence[int], shard: ProbeShard) -> str:
+    """Write rows of the whole weight: as a span where no other sampled row lies between them."""
+    if not rows:
+        return ""
+    first, last = rows[0], rows[-1]
+    sampled = [row for row in shard.rows.tolist() if first <= row <= last]
+    if len(rows) > 1 and set(sampled) <= set(rows):
+        return f"rows {first:,} to {last:,}"
+    if len(rows) == 1:
+        return f"row {first:,}"
+    return f"{counted(len(rows), 'row')} ({listed([f'{row:,}' for row in rows], _LISTED)})"
+
+
+def add_outputs(
+    source: WeightSource, probe: Probe, record: SyncRecord, limits: EngineLimits
+) -> None:
+    """Add where outputs begin to differ, and how far apart the log-probabilities are."""
+    if not (isinstance(source, ProbeSource) and source.probe.outputs and probe.outputs):
+        return
+    trainer = source.probe.outputs
+    if not torch.equal(trainer["tokens"], probe.outputs["tokens"]):
+        raise QgateError(
+            f"{record.trainer!r} and {record.engine!r} have outputs of other tokens "
+            f"({len(trainer['tokens']):,} and {len(probe.outputs['tokens']):,}): let both compute "
+            "the same request inside of qgate.probe.outputs."
+        )
+    for name in source.probe.modules:
+        reference, actual = trainer.get(f"output/{name}"), probe.outputs.get(f"output/{name}")
+        if reference is not None and actual is not None and actual.shape == reference.shape:
+            energy = float(reference.double().square().sum()) or 1.0
+            error = float((actual.double() - reference.double()).square().sum()) / energy
+            record.modules.append(ModuleDistance(name, error))
+    is_wide = all(shard.values.dtype == torch.float32 for shard in probe.shards)
+    record.begins = _beginning(
+        record.modules, _WIDE_OUTPUT_NOISE if is_wide else _HALF_OUTPUT_NOISE
+    )
+    record.tokens = len(trainer["tokens"])
+    if "logprobs" in trainer and "logprobs" in probe.outputs:
+        _add_tokens(trainer, probe.outputs, record, limits)
+
+
+def _beginning(modules: list[ModuleDistance], noise: float) -> str:
+    """Name the first module at which the difference jumps, if one does."""
+    before = 0.0
+    for module in modules:
+        value = module.relative_mse
+        if not value <= _JUMP * max(before, noise):
+            sizes = f"relative MSE {brief(before)} before it, {brief(value)} after"
+            return f"{module.name} ({sizes})"
+        before = value
+    return ""
+
+
+def _add_tokens(
+    trainer: dict[str, torch.Tensor], engine: dict[str, torch.Tensor], record: SyncRecord,
+    limits: EngineLimits,
+) -> None:  # fmt: skip
+    actual, reference = _samples(trainer), _samples(engine)
+    pairs = list(zip(actual, reference, strict=True))
+    figures = figures_of(pairs, values_of(pairs))
+    record.k3 = figures.k3.mean
+    compared = EnginesRecord(record.trainer, record.engine, figures)
+    for figure in hold_limits(compared, limits):
+        if figure.reason and "weights" not in figure.figure:
+            record.beyond.append(figure.reason)
+
+
+def _samples(outputs: dict[str, torch.Tensor]) -> list[ScoredSample]:
+    """Split the tokens of calls into sequences."""
+    starts = outputs["starts"].nonzero()[:, 0].tolist()
+    ends = [*starts[1:], len(outputs["tokens"])]
+    ids = outputs["tokens"].numpy().astype(np.int64)
+    logs = outputs["logprobs"].double().numpy()
+    return [
+        scored(str(number), ids[start:end], logs[start:end])
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]

@@ -5,6 +5,9 @@ differently: int8 from amax/127 or amax/127.5, fp8 with any scale or with a powe
 of four rules.
 Each convention is a function from source values to quantized values in float64, like
 `formats.definition`, which is the first convention of every quantizer.
+
+Formats that choose between two grids, and the orders of float32 operations in which kernels make
+the scales of NVFP4, have their conventions at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -40,14 +43,6 @@ from qgate.formats.definition import quantize as define
 from qgate.formats.nvfp4 import nvfp4_format
 from qgate.formats.options import SCALE_RULES, Floats, Rounding
 from qgate.formats.settings import QuantizerSettings
-from qgate.loading import LateModule
-
-if TYPE_CHECKING:
-    from qgate.expected import choices as choices
-    from qgate.expected import nvfp4_orders as nvfp4_orders
-else:
-    choices = LateModule("qgate.expected.choices")
-    nvfp4_orders = LateModule("qgate.expected.nvfp4_orders")
 
 Values = Callable[[Floats, float], Floats]
 NUDGE = 2.0**-21
@@ -55,6 +50,18 @@ NUDGE = 2.0**-21
 MSE = "mse"
 """Scales that a search found: no exact form, only an error to be near."""
 _WORDS = {"even": "ties to even", "away": "ties away from zero"}
+
+NVFP4_SCALES = (
+    "block scale amax*(s/6)",
+    "block scale amax/6*s",
+    "block scale amax/6/(1/s)",
+    "block scale amax/6/(largest/2688)",
+)
+NVFP4_ELEMENTS = (
+    "elements times the reciprocal",
+    "elements divided by the scale",
+    "elements times a quotient of scales",
+)
 
 
 @dataclass(frozen=True)
@@ -119,9 +126,9 @@ def definition_of(q: QuantizerSettings) -> Convention:
         words = overflow_words(q) if q.scale is not None else ""
         return Convention(_scale_name(q), values, scales=scales, overflow=words)
     if nvfp4_format(q.format) is not None:
-        return Convention("scales in TransformerEngine's order", nvfp4_orders.nvfp4_values(q, 0, 0))
+        return Convention("scales in TransformerEngine's order", nvfp4_values(q, 0, 0))
     if isinstance(q.format, ChoosingFormat) and not q.format.by_rows:
-        return Convention("the definition", choices.choosing(q, q.format))
+        return Convention("the definition", choosing(q, q.format))
     name = f"scale rule {q.scale_rule}" if "scale_rule" in q.format.options else "the definition"
     words = overflow_words(q) if q.granularity is None else ""
     return replace(_defined(name, q), overflow=words)
@@ -151,19 +158,19 @@ def _others(q: QuantizerSettings, dtype: str, orders: bool) -> Iterator[Conventi
         return
     if nvfp4_format(q.format) is not None:
         counts = (
-            range(len(nvfp4_orders.SCALES) - (not orders)),
-            range(len(nvfp4_orders.ELEMENTS) - (not orders)),
+            range(len(NVFP4_SCALES) - (not orders)),
+            range(len(NVFP4_ELEMENTS) - (not orders)),
         )
         for scales, elements in itertools.product(*counts):
             if scales or elements:
                 yield Convention(
-                    f"{nvfp4_orders.SCALES[scales]}, {nvfp4_orders.ELEMENTS[elements]}",
-                    nvfp4_orders.nvfp4_values(q, scales, elements),
+                    f"{NVFP4_SCALES[scales]}, {NVFP4_ELEMENTS[elements]}",
+                    nvfp4_values(q, scales, elements),
                 )
         return
     if isinstance(q.format, ChoosingFormat) and not q.format.by_rows:
-        for words, fmt in choices.other_choices(q.format):
-            yield Convention(words, choices.choosing(q, fmt))
+        for words, fmt in other_choices(q.format):
+            yield Convention(words, choosing(q, fmt))
     for rounding in (q.rounding, *roundings):
         changed = with_options(q, rounding=rounding)
         if rounding != q.rounding:
@@ -377,3 +384,67 @@ def tiles(fmt: str, rows: int, columns: int, divisor: float | None = None) -> Co
     return Convention(
         name, _scaled(q, divisor or q.format.max, "float32", order="float32"), scales=scales
     )
+
+
+def other_choices(fmt: ChoosingFormat) -> Iterator[tuple[str, ChoosingFormat]]:
+    """List the ways in which implementations of a format choose, in words, but for its own."""
+    sums = {"mae": "sums of absolute errors", "mse": "sums of squared errors"}
+    largest = (448.0, 256.0) if not fmt.signed else (fmt.largest_scale,)
+    for error, at_most in itertools.product(sums, largest):
+        if (error, at_most) != (fmt.error, fmt.largest_scale):
+            words = f"blocks chosen by {sums[error]}"
+            words += f", largest scale {at_most:g}" if len(largest) > 1 else ""
+            yield words, replace(fmt, error=error, largest_scale=at_most)  # type: ignore[arg-type]
+
+
+def choosing(q: QuantizerSettings, fmt: ChoosingFormat) -> Callable[[Floats, float], Floats]:
+    """Quantize blocks to the better grid; a nudge decides between errors that nearly agree."""
+
+    def values(x: Floats, nudge: float) -> Floats:
+        state, favor = fmt.define_state(x), 1 + 2**4 * (nudge - 1)
+        return by_groups(x, q, lambda rows: fmt.define(rows, q, state, False, favor))
+
+    return values
+
+
+def nvfp4_values(
+    q: QuantizerSettings, scales: int, elements: int
+) -> Callable[[Floats, float], Floats]:
+    """Quantize to NVFP4 with one of several orders of float32 operations for each scale."""
+
+    def values(x: Floats, nudge: float) -> Floats:
+        fmt = nvfp4_format(q.format)
+        assert fmt is not None
+        state, top = fmt.define_state(x), np.float32(fmt.max)
+        encode, fp32 = np.float32(state), np.float32
+        decode = fp32(1) / encode
+        if scales == 3:
+            largest = np.abs(np.nan_to_num(x, posinf=0.0, neginf=0.0)).max(initial=0.0)
+            decode = fp32(largest) / fp32(fmt.bound) if largest else decode
+
+        def rows(blocks: Floats) -> Floats:
+            with np.errstate(all="ignore"):
+                amax = np.abs(blocks).max(axis=1).astype(fp32)
+                block_scales = (
+                    amax * (encode * (fp32(1) / top)),
+                    amax / top * encode,
+                    amax / top / decode,
+                    amax / top / decode,
+                )[scales]
+                scale = fmt.define_scale(block_scales * fp32(nudge))
+                if elements == 1:
+                    ratios = blocks / (scale * decode).astype(np.float64)[:, None]
+                else:
+                    quotient = fp32(1) / decode / scale if elements else fp32(1) / (scale * decode)
+                    factor = np.minimum(quotient, np.finfo(fp32).max)
+                    ratios = (blocks * factor.astype(np.float64)[:, None]).astype(fp32)
+                ratios = np.nan_to_num(ratios.astype(np.float64), posinf=fmt.max, neginf=-fmt.max)
+                codes = round_by_list(ratios * nudge, fmt.element, rounding=q.rounding)
+                result = codes * scale.astype(np.float64)[:, None] * float(decode)
+                poisoned = blocks if q.inf == "nan" else np.where(np.isnan(blocks), np.nan, 0.0)
+                is_whole = np.isfinite(poisoned).all(axis=1, keepdims=True)
+                return np.where(is_whole, result, np.nan)
+
+        return by_groups(x, q, rows)
+
+    return values

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from qgate.gate.limits import Bound, Limits, Side, room_for_few_tokens, times_over, within
 from qgate.gate.measured import Measured, is_finite
-from qgate.gate.paired import paired_change
 from qgate.metrics import METRICS, Metric, sample_number
+from qgate.metrics.intervals import mean_interval
 from qgate.metrics.plan_changes import is_plan_change
 from qgate.results.limit_kinds import NO_ACCEPTED, LimitKind, limit_kind_of
 from qgate.results.ranking import severity
@@ -29,6 +29,10 @@ NOT_QUANTIZED = "nothing"
 # Half the error (3 dB) is no noise of other arithmetic, which moves an error against FP32 by 5 %
 # at most. What has less meaning may fall, but not to a millionth. Below 1e-12 all is noise.
 _FAR_BETTER, _TRACE, _LEAST = 0.5, 1e-6, 1e-12
+
+_MOVED = 3
+# Bits per byte that sums of float64 numbers cannot tell from none.
+_NOTHING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,3 +393,48 @@ def _absolute(measured: Measured, bound: Bound) -> Check:
         source=bound.source,
         reason=f"{bound.metric} was not computed" if value is None else about or bound.reason,
     )
+
+
+@dataclass(frozen=True)
+class PairedChange:
+    """Mean change of samples with its 95 % interval, and all changes, the largest first."""
+
+    mean: float
+    low: float
+    high: float
+    changes: tuple[tuple[int, float], ...]
+
+    @property
+    def largest(self) -> float:
+        """Return how far from zero the mean may be, on either side."""
+        return max(abs(self.low), abs(self.high))
+
+    def text(self) -> str:
+        """Write the mean with its interval, and the samples that moved most."""
+        moved = [
+            f"{number} by {_figure(change)}" for number, change in self.changes[:_MOVED] if change
+        ]
+        if len(self.changes) == 1:
+            return f"{_figure(self.mean)} of one sample, which has no interval"
+        mean = (
+            f"{_figure(self.mean)} in the mean of {len(self.changes)} samples, 95 % interval "
+            f"{_figure(self.low)} to {_figure(self.high)}"
+        )
+        return f"{mean}; most moved: sample {', '.join(moved)}" if moved else mean
+
+
+def paired_change(before: Mapping[int, float], now: Mapping[int, float]) -> PairedChange:
+    """Compare the figures of samples, by number; a single sample has no interval.
+
+    Two or three samples are not enough for an interval of the mean: it is no wider, to each side,
+    than their changes lie apart.
+    """
+    changes = {number: now[number] - before[number] for number in before}
+    mean, half = mean_interval([*changes.values()])
+    half = min(half, max(changes.values()) - min(changes.values()))
+    ordered = sorted(changes.items(), key=lambda change: (-abs(change[1]), change[0]))
+    return PairedChange(mean, mean - half, mean + half, tuple(ordered))
+
+
+def _figure(value: float) -> str:
+    return f"{value:+.2g}" if abs(value) > _NOTHING else "0"

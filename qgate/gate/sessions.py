@@ -26,20 +26,23 @@ from qgate.baselines import (
 from qgate.errors import QgateError
 from qgate.gate.accepted_rows import absent_sites, with_accepted
 from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, comparable
+from qgate.gate.checks import Check
 from qgate.gate.ledger import Decision, Ledger
 from qgate.gate.measured import Measured
 from qgate.gate.policy import Policy
 from qgate.gate.power import smallest_defects
-from qgate.gate.records import record_rows
 from qgate.gate.subjects import Subject
-from qgate.gate.texts import failure_text
+from qgate.gate.texts import failure_text, finding
 from qgate.gate.updating import Which, hint
 from qgate.gate.verdict import Verdict, judge
+from qgate.metrics.grades import grades_of
+from qgate.results import binding
 from qgate.results.across_weights import AcrossWeights
 from qgate.results.coverage import ModeScope
 from qgate.results.failure_causes import KnownCauses
 from qgate.results.pictures import Plots
 from qgate.results.power import ModePower, add_power
+from qgate.results.ranking import severity
 from qgate.results.schema import Record
 from qgate.results.tasks import TaskSummary
 from qgate.storage.locations import short_path
@@ -50,6 +53,9 @@ if TYPE_CHECKING:
 
 Room = Mapping[tuple[str, str], Mapping[str, float]]
 """By site and scope, and by metric: how much more error than the accepted one is none."""
+
+# Failing rows of a gate that can be drawn, worst first: a broken mode fails at every site.
+MOST_DRAWN = 8
 
 
 @dataclass(frozen=True)
@@ -394,3 +400,72 @@ class GateSession:
     def commit(self, dry_run: bool = False) -> list[StoredChange]:
         """Write what was collected and return what changed; a dry run writes nothing."""
         return self.ledger.commit(dry_run)
+
+
+def record_rows(
+    suite: str,
+    model: str,
+    mode: str,
+    where: str,
+    verdict: Verdict,
+    failed: Sequence[Check],
+    plots: Plots = "none",
+    diagnoses: Mapping[tuple[str, str], str] | None = None,
+) -> list[dict[str, object]]:
+    """Return one record per site and scope; those that may be drawn carry what that takes.
+
+    `diagnoses` say what is wrong at sites and scopes, where tensors told.
+    """
+    about = {"suite": suite, "model": model, "mode": mode}
+    broken: dict[tuple[str, str], Check] = {}
+    for failure in failed:
+        key = (failure.site, failure.scope)
+        broken[key] = min(broken.get(key, failure), failure, key=lambda c: c.badness)
+    rows = []
+    for measured in verdict.measured:
+        checks = [c for c in verdict.checks if (c.site, c.scope) == measured.key]
+        row: dict[str, object] = {
+            **about,
+            "layer": measured.layer or where,
+            "site": measured.site,
+            "scope": measured.scope,
+            "order": measured.order,
+            "values": dict(measured.values),
+            "ideal": dict(measured.ideal or {}),
+            "accepted": dict(measured.accepted or {}),
+            "checks": [check.to_dict() for check in checks],
+            "passed": measured.key not in broken,
+        }
+        if (check := broken.get(measured.key)) is not None:
+            row["finding"] = finding(check, (diagnoses or {}).get(measured.key, ""))
+        if calm := measured.parts.get("without_massive"):
+            row["without_massive"] = dict(calm)
+        if measured.about.has_grades and (grades := grades_of(measured.values)):
+            row["grades"] = grades
+        rows.append(row)
+    drawable = [index for index, row in enumerate(verdict.measured) if row.pictures]
+    for index in _rows_to_draw(rows, drawable, plots):
+        rows[index]["pictures"] = [dict(picture) for picture in verdict.measured[index].pictures]
+    nothing: dict[str, object] = {"values": {}, "ideal": {}, "accepted": {}}
+    return rows + [
+        {**about, "layer": where, "order": check.order, "site": check.site, "scope": check.scope}
+        | {**nothing, "checks": [check.to_dict()], "passed": False, "finding": finding(check)}
+        for check in failed
+        if check.limit.is_absent
+    ]
+
+
+def _rows_to_draw(
+    rows: Sequence[Mapping[str, Any]], drawable: Sequence[int], plots: Plots
+) -> list[int]:
+    """Return the indices of rows that failed, or of the one that came nearest to its limit."""
+    if plots == "none":
+        return []
+
+    def rank(index: int) -> tuple[Any, ...]:
+        check = binding(rows[index])
+        return (not rows[index]["passed"], *(severity(check) if check else ()))
+
+    ranked = sorted(drawable, key=rank, reverse=True)
+    failed = [index for index in ranked if not rows[index]["passed"]][:MOST_DRAWN]
+    return failed or (ranked[:1] if plots != "failed" else [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,9 +21,9 @@ from qgate.causes.outputs import (
     describe_whole,
     scattered,
 )
-from qgate.causes.places import factor_words
+from qgate.causes.places import axis_word, factor_words, place_words
 from qgate.causes.terms import find_range_fault, find_term_fault, find_term_weights
-from qgate.expected.derived import find_axes
+from qgate.expected.derived import CutAxis, find_axes
 from qgate.expected.noise import ARITHMETICS, Expected, evaluate, longest_dimension
 from qgate.expected.products import Product, find_product
 from qgate.formats import Encoded
@@ -37,13 +37,12 @@ from qgate.kernel_checks.nearest import describe_under_roundings
 from qgate.kernel_checks.operator_gains import describe_operator_gain
 from qgate.kernel_checks.power import find_structure
 from qgate.kernel_checks.record import CheckFailure, CheckReport, WorstValue
-from qgate.kernel_checks.restarts import describe_restart
 from qgate.kernel_checks.runs import EXAMPLE, Failing, KernelRun
 from qgate.kernel_checks.scale_factors import describe_scale_factor
 from qgate.kernel_checks.settling import beside_arithmetic, narrowed, settled
 from qgate.kernel_checks.stage_faults import describe_wrong_stage
-from qgate.kernel_checks.uncounted import describe_uncounted
 from qgate.kernel_checks.variations import describe_operator_before_cast, describe_variation
+from qgate.models.refusals import LENGTH_REFUSALS
 
 UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
@@ -57,6 +56,13 @@ STEEPER = 2.0
 """Times that noise may grow more than the roundings that make it, as of a smooth function."""
 WEAKEST_NOISE = 0.1
 """RMS error of a coarser arithmetic, in units of the effect of one rounding of every input."""
+
+LOST = 0.1
+"""Share of what an entry should change up to which it is called lost."""
+MOST_NAMED = 3
+
+FEWEST = 3
+"""Wrong rows that must be explained, or all of them."""
 
 
 def explain(failing: Sequence[Failing], count: int, report: CheckReport) -> CheckFailure:
@@ -356,3 +362,81 @@ def _coarse_arithmetic(case: Failing) -> str:
         f"not in {subject.arithmetic} (declare arithmetic={nearest!r} if that is meant, which "
         f"allows {100 * cost:{'.0f' if cost >= 0.1 else '.2g'}} % of the RMS per element)"
     )
+
+
+def describe_uncounted(failing: Sequence[Failing]) -> str:
+    """Name entries of a dimension whose rows look as if they were as small as the others."""
+    for case in failing:
+        if case.source is None or case.source.raised is None or case.subject.output:
+            continue
+        position, dim = case.source.raised
+        x = case.ideal[position]
+        if not isinstance(x, Tensor) or case.actual.numel() * x.shape[dim] != x.numel():
+            continue
+        columns = x.argmax(dim).reshape(-1)
+        middle = x.median(dim, keepdim=True).values
+        plain = x.scatter(dim, x.argmax(dim, keepdim=True), middle)
+        without = case.result_of([*case.ideal[:position], plain, *case.ideal[position + 1 :]])
+        should = (case.expected.values - without).reshape(-1).abs()
+        does = (case.actual.double() - without).reshape(-1).abs()
+        lost = (does < LOST * should) & case.wrong.reshape(-1)
+        entries = columns[lost].unique().tolist()
+        if 0 < len(entries) <= len(columns.unique()) / 4:
+            listed = ", ".join(map(str, entries[:MOST_NAMED]))
+            more = ", …" if len(entries) > MOST_NAMED else ""
+            which, verb = ("entries", "do") if len(entries) > 1 else ("entry", "does")
+            last = " (the last one)" if entries == [x.shape[dim] - 1] else ""
+            return (
+                f"{which} {listed}{more} of {x.shape[dim]:,}{last} along dimension {dim} of "
+                f"argument {position} {verb} not count"
+            )
+    return ""
+
+
+def describe_restart(case: Failing) -> str:
+    """Name the row from which on a result is that of a sequence which begins there."""
+    if case.subject.output or not bool(case.actual.isfinite().all()) or case.wrong.dim() < 2:
+        return ""
+    for axis in _sequences(case):
+        dim = axis.output
+        assert dim is not None
+        bad = case.wrong.movedim(dim, 0).flatten(1).any(1)
+        places = bad.nonzero().reshape(-1).tolist()
+        first = places[0] if places else 0
+        if not first:
+            continue
+        later = torch.arange(first, axis.length)
+        try:
+            result = case.result_of(axis.take(case.ideal, later))
+        except LENGTH_REFUSALS:
+            continue
+        actual = case.actual.index_select(dim, later.to(case.actual.device))
+        if result.shape != actual.shape:
+            continue
+        width = case.expected.select(dim, later).width
+        outside = Expected.around(result, width).outside(actual)
+        explained = (~outside.movedim(dim, 0).flatten(1).any(1)).long().cumprod(0)
+        count = int(explained.sum())
+        if int(bad[first : first + count].sum()) < min(FEWEST, len(places)):
+            continue
+        axis_name = axis_word(case.wrong.dim(), dim)
+        where = place_words(places, axis.length, axis_name)
+        return (
+            f"{where} {'are' if len(places) > 1 else 'is'} wrong: {axis_name} {first} holds what a "
+            "sequence gives that begins with it, so what comes before is not carried over"
+        )
+    return ""
+
+
+def _sequences(case: Failing) -> Iterator[CutAxis]:
+    """List dimensions of the result with all those of arguments that are as long."""
+    axes = find_axes(case.subject.like, case.ideal)
+    for axis in axes:
+        if axis.output is None or case.wrong.shape[axis.output] != axis.length:
+            continue
+        alike = [other.dimensions for other in axes if other.length == axis.length]
+        together = tuple(sorted({dimension for listed in alike for dimension in listed}))
+        positions = [position for position, _ in together]
+        yield axis
+        if together != axis.dimensions and len(positions) == len(set(positions)):
+            yield replace(axis, dimensions=together)

@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+from torch import Tensor
+
 from qgate._version import __version__
 from qgate.arithmetic import divided
 from qgate.device_errors import in_parts
@@ -21,14 +24,12 @@ from qgate.storage.files import replacing
 from qgate.storage.foreign import read_foreign
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from qgate.models.model import Model
     from qgate.models.sites import Site
-    from qgate.modes.attention import ranges as attention_ranges
+    from qgate.modes.attention import planning as planning
     from qgate.modes.attention import sources as sources
 else:
-    attention_ranges = LateModule("qgate.modes.attention.ranges")
+    planning = LateModule("qgate.modes.attention.planning")
     sources = LateModule("qgate.modes.attention.sources")
 
 VERSION = 1
@@ -253,7 +254,7 @@ def _check_attention(model: Model) -> None:
 
 
 def _cache_scales(model: Model, batches: Iterator[Tensor]) -> dict[str, SiteScale]:
-    ranges = attention_ranges.cache_ranges(model, batches)
+    ranges = cache_ranges(model, batches)
     return {site: SiteScale(reach / 127, "minmax", reach) for site, reach in ranges.items()}
 
 
@@ -356,3 +357,50 @@ def quantile(values: Tensor, alpha: float) -> Tensor:
     low = largest[-1]
     high = largest[-2] if len(largest) > 1 else low
     return low + (high - low) * (position - below)
+
+
+def cache_ranges(model: Model, batches: Iterator[Tensor]) -> dict[str, float]:
+    """Run the FP32 model and return the largest magnitudes of what its caches would store."""
+    attentions = dict(sources.named_attentions(model))
+    owners = {
+        f"{at}.{leaf}": (at, side)
+        for at, source in attentions.items()
+        for side in "qkv"
+        for leaf in source.leaves(side)
+    }
+    ranges: dict[str, Tensor] = {}
+    addends: dict[tuple[str, str], list[Tensor]] = {}
+
+    def take(site: Site, tensor: Tensor) -> None:
+        at, side = owners[site.module]
+        source, parts = attentions[at], addends.setdefault((at, side), [])
+        parts.append(tensor.detach().float())
+        if len(parts) < len(source.leaves(side)):
+            return
+        heads = source.side_of(side, sources.sum_of(addends.pop((at, side))))
+        sides: dict[planning.Side, Tensor] = {"values": heads}
+        if side == "q":
+            sides = {"queries": source.positions.turn(heads, 0)}
+        if side == "k":
+            sides = {"keys_before_rope": heads, "keys": source.positions.turn(heads, 0)}
+        for kind, values in sides.items():
+            largest = values.abs().amax((0, 2, 3))
+            before = ranges.get(planning.range_site(at, kind))
+            ranges[planning.range_site(at, kind)] = (
+                largest if before is None else largest.maximum(before)
+            )
+
+    sites = [site for site in model.sites() if site.module in owners and site.port == "output"]
+    with torch.no_grad(), tap_sites(model.module, sites, take):
+        for batch in batches:
+            model(batch)
+    return dict(_named(ranges))
+
+
+def _named(ranges: dict[str, Tensor]) -> Iterator[tuple[str, float]]:
+    for site, per_head in ranges.items():
+        reaches: Sequence[float] = per_head.clamp_min(_TINY_RANGE).tolist()
+        if not torch.isfinite(per_head).all():
+            raise QgateError(f"{site} cannot be calibrated: its range is {max(reaches)}.")
+        yield site, max(reaches)
+        yield from ((f"{site}[{head}]", reach) for head, reach in enumerate(reaches))

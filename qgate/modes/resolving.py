@@ -1,26 +1,32 @@
-"""Resolve a mode on a model: which rule decides which site, with which quantizer."""
+"""Resolve a mode on a model: which rule decides which site, with which quantizer.
+
+Static scales are made from the largest inputs of layers on the calibration samples.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
 
 from qgate.errors import CopyableError, QgateError, unknown
 from qgate.formats import FORMATS
 from qgate.formats.quantizer import Quantizer
+from qgate.hooks.tapping import tap_sites
 from qgate.loading import LateModule
-from qgate.models.sites import KINDS
+from qgate.models.model import Model
+from qgate.models.sites import KINDS, Site
 from qgate.modes.mode import Mode, Rule
 from qgate.modes.plan import Plan, PlanEntry, numbers_of
 from qgate.modes.selection import names, select, select_fitting
 from qgate.modes.simulated.planning import mamba_entries
-from qgate.modes.static_inputs import calibrated_reaches
 from qgate.text import listed
 
 if TYPE_CHECKING:
-    from qgate.models.model import Model
-    from qgate.models.sites import Site
     from qgate.modes.attention import planning as planning
     from qgate.modes.calibration import Calibration
     from qgate.modes.states import planning as states_planning
@@ -30,6 +36,9 @@ else:
 
 _LONG = 2**30
 _OF = ("product", "any")
+
+_Reaches = dict[str, float]
+_MEASURED: WeakKeyDictionary[Model, tuple[str, _Reaches]] = WeakKeyDictionary()
 
 
 def family_of(model: Model) -> str:
@@ -276,3 +285,36 @@ def _entry_of(site: Site, rule: Rule, reach: float | None = None) -> PlanEntry |
     does += f", rotated by {len(quantizer.rotation)}" if quantizer.rotation else ""
     calibrated = () if reach is None else numbers_of(scale)
     return PlanEntry(site.name, does, scale, origin, quantizer, calibrated)
+
+
+def calibrated_reaches(model: Model, sites: Sequence[Site]) -> _Reaches:
+    """Return the largest magnitude at each site over the calibration samples, by name.
+
+    A site that they never reach, such as that of an expert without a token, is an error.
+    """
+    if not sites:
+        return {}
+    weights, measured = _MEASURED.get(model, ("", {}))
+    if weights != model.weights_hash() or {site.name for site in sites} - measured.keys():
+        measured = _measure(model, sites)
+        _MEASURED[model] = (model.weights_hash(), measured)
+    if unreached := [site.module for site in sites if not measured[site.name]]:
+        raise QgateError(
+            f"calibration reached {listed(unreached, 4)} with no token: their input scales would "
+            f"be 0 or NaN. {model.name} was calibrated on {len(model.calibration_samples())} "
+            "samples: give more or longer ones (calib_samples, calib_seqlen), or take a mode "
+            "whose scales are those of each token, such as experts-fp8."
+        )
+    return {site.name: measured[site.name] for site in sites}
+
+
+def _measure(model: Model, sites: Sequence[Site]) -> _Reaches:
+    largest = dict.fromkeys((site.name for site in sites), 0.0)
+
+    def take(site: Site, tensor: Tensor) -> None:
+        largest[site.name] = max(largest[site.name], float(tensor.detach().abs().amax()))
+
+    with torch.no_grad(), tap_sites(model.module, sites, take):
+        for sample in model.calibration_samples():
+            model.outputs(sample)
+    return largest

@@ -1,6 +1,5 @@
 """Types of plain data, which check the contents of files and generate their schemas."""
 
-from qgate.records.schemas import json_schema
-from qgate.records.validating import Meta, required_fields, validate
+from qgate.records.validating import Meta, json_schema, required_fields, validate
 
 __all__ = ["Meta", "json_schema", "required_fields", "validate"]

@@ -1,14 +1,22 @@
-"""Relations of a model: every way to compute its tokens, compared site by site with one run."""
+"""Relations of a model: every way to compute its tokens, compared site by site with one run.
+
+Weights of attention are the one cast whose tensor no run can be fed: what softmax gives has another
+width in each chunk, so that a compared run casts its own, and noise now and then moves a value to
+the neighboring code. Few tokens are off by less than one code, and none of them if the same runs
+are made without that cast: a fault of the code around it stays.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from qgate.capture.next_tokens import predicts_next_tokens
 from qgate.errors import QgateError, unknown
@@ -16,9 +24,9 @@ from qgate.expected.noise import ARITHMETICS, has_a_factor
 from qgate.models import Model
 from qgate.models.sites import any_number
 from qgate.modes import Quantized
+from qgate.modes.attention.core import AttentionCore
 from qgate.relations.caches import TextCalls
 from qgate.relations.causes import BATCH_SCALE, explain, follows_a_seed
-from qgate.relations.flips import cores_by_site, may_be_flips, without_casts
 from qgate.relations.noise import FloatNoise, mean_energy, measure_noise, token_errors
 from qgate.relations.parts import part_results
 from qgate.relations.record import (
@@ -45,6 +53,11 @@ _OF_PLAIN_CALLS = frozenset({"alone", "others", "permuted", "padded right", LEFT
 """Relations whose calls the reference takes, too."""
 _BEFORE = 3
 """Sites before a disagreement that its words name."""
+
+_RARE = 0.02
+"""Share of tokens that noise may reach; at least one."""
+_CODE = 2.0**-3
+"""Distance between neighboring codes of the coarsest format of weights, FP8 with three bits."""
 
 
 @dataclass
@@ -398,3 +411,32 @@ def checked_relations(relations: Sequence[str] | None) -> frozenset[str]:
         if relation not in RELATIONS:
             raise unknown("relation", relation, RELATIONS)
     return frozenset(listed)
+
+
+def cores_by_site(model: Model) -> dict[str, AttentionCore]:
+    """Return attentions that cast their weights, by the site that the product of these reaches."""
+    return {
+        f"{name}.output:input": module
+        for name, module in model.module.named_modules()
+        if isinstance(module, AttentionCore) and getattr(module.attend.weights, "quantizer", None)
+    }
+
+
+def may_be_flips(errors: Sequence[Tensor], limit: float) -> bool:
+    """Tell if errors of tokens beyond a limit are as few and as small as turned codes make them."""
+    listed = torch.cat(list(errors))
+    beyond = int((~(listed <= limit)).sum())
+    return beyond <= max(1, _RARE * len(listed)) and bool((listed <= _CODE).all())
+
+
+@contextmanager
+def without_casts(cores: Sequence[AttentionCore]) -> Iterator[None]:
+    """Leave the weights of attentions as softmax gives them."""
+    casts = [core.attend.weights for core in cores]
+    try:
+        for core in cores:
+            core.attend.weights = nn.Identity()  # type: ignore[assignment]
+        yield
+    finally:
+        for core, cast in zip(cores, casts, strict=True):
+            core.attend.weights = cast

@@ -1,7 +1,8 @@
 """Numbers and names as people read them, and foreign text made safe to show."""
 
-from qgate.text.csv_tables import as_csv, csv_lines
 from qgate.text.escaping import (
+    as_csv,
+    csv_lines,
     for_csv,
     for_html,
     for_json,

@@ -2,14 +2,19 @@
 
 Names come from other people's files, models and tests. A terminal would obey control characters, a
 page would run scripts, a spreadsheet formulas, and GitHub workflow commands.
+
+Tables for spreadsheets are escaped cell by cell.
 """
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 # Characters that start a formula in a spreadsheet, with the wide forms that some of them accept.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
@@ -112,3 +117,21 @@ def for_workflow(text: object) -> str:
 def for_workflow_property(text: object) -> str:
     """Escape a text for a property of a workflow command, such as its title."""
     return for_workflow(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Write one line per row, with a head; missing values are empty cells."""
+    return "".join(csv_lines(columns, rows))
+
+
+def csv_lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of `as_csv` one at a time."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([for_csv(name) for name in columns])
+    for row in rows:
+        yield text.getvalue()
+        text.seek(0)
+        text.truncate()
+        writer.writerow([for_csv(row.get(name)) for name in columns])
+    yield text.getvalue()

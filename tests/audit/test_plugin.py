@@ -15,7 +15,7 @@ import torch
 from qgate.audits import assertions, callers, session
 from qgate.audits.record import AuditRecord
 from qgate.audits.watching import listening
-from qgate.records.schemas import json_schema
+from qgate.records.validating import json_schema
 from tests.audit.conftest import Audit
 from tests.plugin.conftest import run_alone
 from tests.shares import proof, share

@@ -13,16 +13,13 @@ from jsonschema import Draft202012Validator
 
 import qgate
 from qgate.checkpoints import files
-from qgate.checkpoints.blocks import WIDTH, worst_block
+from qgate.checkpoints.comparison import WIDTH, worst_block
 from qgate.checkpoints.compute import ScaleSums
-from qgate.checkpoints.files import write_files
+from qgate.checkpoints.files import findings_csv, weights_csv, write_files
 from qgate.checkpoints.findings import find_outliers
 from qgate.checkpoints.grids import QuantizedWeight
-from qgate.checkpoints.layer_map import LayerMap
-from qgate.checkpoints.page import page
-from qgate.checkpoints.plots import add_octaves
+from qgate.checkpoints.page import LayerMap, add_octaves, page
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, ranked
-from qgate.checkpoints.tables import findings_csv, weights_csv
 from qgate.checkpoints.texts import result_lines
 from qgate.cli import main
 from qgate.records.plain_data import json_text

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from qgate.checkpoints.activation_scales import neighbor_findings
 from qgate.checkpoints.comparison import compare
-from qgate.checkpoints.scale_neighbors import neighbor_findings
 from tests.checkpoints.exports import write
 
 LAYERS, EXPERTS = 12, 4

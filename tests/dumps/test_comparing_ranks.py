@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from qgate.cli import main
-from qgate.cli._dump_texts import comparison_lines
+from qgate.cli.dumps import comparison_lines
 from qgate.comparing import dump_differences as differences
 from qgate.comparing.dump_causes import fault_of_pair
 from qgate.comparing.dump_comparison import compare_dumps

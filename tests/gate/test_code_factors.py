@@ -12,7 +12,7 @@ from torch.nn import functional
 import qgate
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.code_faults import code_before
-from qgate.gate.measuring.half_gains import gain_faults
+from qgate.gate.measuring.half_code import gain_faults
 from qgate.gate.measuring.segment_probes import several
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import mode_of

@@ -14,7 +14,7 @@ from qgate.dumps.gate import DumpGates, DumpSubject
 from qgate.gate import Limits, Measured, Policy, Verdict, judge
 from qgate.gate.measuring import site_errors as comparisons
 from qgate.gate.measuring.format_rows import overflow_rows, scaling_rows
-from qgate.gate.records import MOST_DRAWN, record_rows
+from qgate.gate.sessions import MOST_DRAWN, record_rows
 from qgate.results.pictures import PLOTS, Plots
 from tests.dumps.gated import write_dump
 from tests.gate.benches import LLAMA, MAMBA, bench, mode_of, session

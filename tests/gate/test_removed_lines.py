@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qgate.baselines import Accepted, Key, Store
-from qgate.baselines.sample_lines import is_folded
+from qgate.baselines.accepted import is_folded
 from qgate.gate import Limits
 from qgate.gate.checks import Check, checks_of
 from qgate.gate.measured import Measured

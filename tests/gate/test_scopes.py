@@ -9,7 +9,7 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.gate import Limits, Policy, Verdict, failure_text, judge
-from qgate.gate.records import record_rows
+from qgate.gate.sessions import record_rows
 from qgate.gate.updating import decide_update
 from qgate.page.runs import representative_error
 from qgate.results.failure_causes import causes_of_mode, suspect_of

@@ -11,8 +11,7 @@ from torch.nn.functional import linear
 import qgate
 from qgate.causes.choices import choice_faults, scale_type_faults
 from qgate.causes.faults import WrongCast
-from qgate.expected.choices import choosing
-from qgate.expected.conventions import NUDGE
+from qgate.expected.conventions import NUDGE, choosing
 from qgate.testing import CheckFailure, check, check_kernel
 from tests.shares import share
 

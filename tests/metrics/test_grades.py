@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qgate.gate import failure_text
-from qgate.gate.records import record_rows
+from qgate.gate.sessions import record_rows
 from qgate.metrics.grades import grades_of
 from tests.gate.making import ACCEPTED, carried, measured, verdict
 

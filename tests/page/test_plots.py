@@ -37,8 +37,7 @@ from qgate.page.plots.long_texts import (
     loss_finding,
 )
 from qgate.page.plots.magnitudes import magnitude_histogram, magnitudes_finding
-from qgate.page.plots.panels import panels_of
-from qgate.page.plots.sweeps import sweep_curve, sweep_finding
+from qgate.page.plots.panels import panels_of, sweep_curve, sweep_finding
 from qgate.page.runs import Growth
 
 REFERENCES = Path(__file__).with_name("stored_plots")

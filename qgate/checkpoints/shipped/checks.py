@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from qgate.checkpoints.model_settings import changed_settings
@@ -9,10 +10,8 @@ from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.recipes import DeclaredFormat, Recipe
 from qgate.checkpoints.record import CheckpointFinding
 from qgate.checkpoints.rows import WeightRows
-from qgate.checkpoints.shipped.cards import card_findings
 from qgate.checkpoints.shipped.declarations import declaration_findings
-from qgate.checkpoints.shipped.files import ShippedFiles
-from qgate.checkpoints.shipped.generation import generation_findings
+from qgate.checkpoints.shipped.files import ShippedFiles, differs, is_missing
 from qgate.checkpoints.shipped.gguf_vocabulary import vocabulary_findings
 from qgate.checkpoints.shipped.high_precision import (
     padded_sizes,
@@ -25,6 +24,33 @@ from qgate.checkpoints.shipped.tokenizers import tokenizer_findings
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.errors import QgateError
+from qgate.text import one_line, shortened
+
+GENERATION, CONFIG = "generation_config.json", "config.json"
+DEFAULTS: Mapping[str, object] = {
+    "do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 50, "min_p": None,
+    "typical_p": 1.0, "repetition_penalty": 1.0, "length_penalty": 1.0, "num_beams": 1,
+    "max_length": 20, "min_length": 0, "early_stopping": False, "use_cache": True,
+    "encoder_repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_return_sequences": 1,
+    "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "diversity_penalty": 0.0,
+    "remove_invalid_values": False,
+}  # fmt: skip
+"""Values of settings that some versions write and others leave out."""
+IDS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
+
+CARD = "README.md"
+CLAIMS: dict[str, tuple[str, ...]] = {
+    r"w4a16|w4a8|int4|uint4|4[- ]?bit|awq": ("int4", "uint4"),
+    r"w8a8(?!.?fp8)|w8a16|int8": ("int8", "uint8", "fp8_e4m3"),
+    r"fp8|float8|e4m3|8[- ]?bit": ("fp8_e4m3", "fp8_e5m2", "int8", "uint8"),
+    r"nvfp4|mxfp4|fp4": ("fp4_e2m1",),
+    r"nf4": ("nf4",),
+    r"3[- ]?bit|int3": ("int3", "uint3"),
+    r"2[- ]?bit|int2": ("int2", "uint2"),
+}
+"""Claims in titles and tags, and the elements that they may mean."""
+WIDER = {"4[- ]?bit": ("fp4_e2m1", "nf4", "bnb_fp4")}
+GROUP = re.compile(r"group[ _-]?size\W{0,4}(\d+)|\bg(32|64|128)\b", re.IGNORECASE)
 
 
 def shipped_findings(
@@ -72,3 +98,71 @@ def _formats(
         except QgateError:  # is a finding when the weight is judged
             continue
     return formats
+
+
+def generation_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[CheckpointFinding]:
+    """Find defaults of generation and ids of tokens that are not the parent's."""
+    own, parents = child.settings(GENERATION), parent.settings(GENERATION)
+    if parent.has(GENERATION) and not child.has(GENERATION):
+        yield is_missing(GENERATION, "copy it; without it engines sample and stop in another way")
+    elif parent.has(GENERATION):
+        for key in dict.fromkeys([*parents, *own]):
+            if key.startswith("_") or key in ("transformers_version", "pad_token_id"):
+                continue
+            one, other = (side.get(key, DEFAULTS.get(key)) for side in (own, parents))
+            if _ids_of(one) != _ids_of(other):
+                advice = (
+                    "" if key in parents else "remove it, as the parent leaves it at its default"
+                )
+                yield differs(GENERATION, key, one, other, advice)
+    for key in IDS:
+        one, other = (side.settings(CONFIG).get(key) for side in (child, parent))
+        # Ids that are added, as of the end of a turn, stop a text no later.
+        if other is not None and key in child.settings(CONFIG) and _ids_of(other) - _ids_of(one):
+            yield differs(CONFIG, key, one, other)
+
+
+def _ids_of(value: object) -> set[object]:
+    """Return ids as a set, whether one or several are stated."""
+    values = value if isinstance(value, list) else [value]
+    return {repr(entry) if isinstance(entry, dict | list) else entry for entry in values}
+
+
+def card_findings(
+    child: ShippedFiles, formats: Sequence[DeclaredFormat]
+) -> Iterator[CheckpointFinding]:
+    """Find claims of title and tags that no weight bears out, and another size of groups."""
+    text = child.text(CARD)
+    if not text or not formats:
+        return
+    elements = {declared.element for declared in formats}
+    claims = list(_claims(text))
+    allowed = {element for _, meant in claims for element in meant}
+    if claims and not allowed & elements:
+        yield CheckpointFinding(
+            f"{CARD} title",
+            f"it says {claims[0][0]!r} here, and the weights are "
+            f"{' and '.join(sorted(map(str, set(formats))))}: correct the card, or export again",
+        )
+    sizes = {declared.tile[1] for declared in formats if declared.tile[1] is not None}
+    stated = {int(match[1] or match[2]) for match in GROUP.finditer(text)}
+    if sizes and stated and not stated & sizes:
+        yield CheckpointFinding(
+            f"{CARD} group size",
+            f"it says {', '.join(map(str, sorted(stated)))} here, and the weights have groups of "
+            f"{', '.join(map(str, sorted(sizes)))}: correct the card, or export again",
+        )
+
+
+def _claims(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the claims of the first heading and of the tags at the top."""
+    front, body = "", text
+    if text.startswith("---"):
+        front, _, body = text[3:].partition("\n---")
+    tags = re.search(r"^tags:\s*((?:\n\s*-.*)+|\[.*\])", front, re.MULTILINE)
+    title = re.search(r"^#\s+(.*)$", body, re.MULTILINE)
+    for part in (title[1] if title else "", tags[1] if tags else ""):
+        for pattern, meant in CLAIMS.items():
+            if match := re.search(rf"(?<![a-z0-9])({pattern})(?![a-z0-9])", part, re.IGNORECASE):
+                wider = WIDER["4[- ]?bit"] if "4" in match[0] and "bit" in match[0].lower() else ()
+                yield shortened(one_line(match[0])), (*meant, *wider)

@@ -27,16 +27,14 @@ from qgate.formats.definition import CLEARLY_LESS
 from qgate.formats.engine import scales
 from qgate.formats.engine.checking import check
 from qgate.formats.engine.dtypes import INFINITY, NATIVE_INTEGER, magnitude_bits
+from qgate.formats.groups import Groups, rows_of
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernels import proving
 from qgate.loading import LateModule
 
 if TYPE_CHECKING:
-    from qgate.formats.engine import tiles as tiles
-    from qgate.formats.groups import Groups
     from qgate.kernels import reductions as reductions
 else:
-    tiles = LateModule("qgate.formats.engine.tiles")
     reductions = LateModule("qgate.kernels.reductions")
 
 
@@ -44,6 +42,8 @@ _CHUNK_PER_THREAD = 2**18  # bytes of input
 _CHUNK_ON_DEVICE = 2**25
 _LONG_CHUNK = 2**19  # elements, where figures of blocks take as long as the elements
 _COUNTING_PAYS_FROM = 2**17
+
+Pair = tuple[int, int]
 
 
 @dataclass
@@ -114,9 +114,9 @@ class Layout:
     def arrange(self, x: Tensor) -> Tensor:
         """View x as [outer, length, inner], copied only where necessary or in tiles."""
         if self.tile is not None:
-            return tiles.split_tiles(x, self.tile)
+            return split_tiles(x, self.tile)
         if self.listed is not None:
-            return tiles.split_groups(x, self.listed)
+            return split_groups(x, self.listed)
         if self.moved is not None:
             x = x.movedim(self.moved, 0)
         return x.reshape(self.outer, self.length, self.inner)
@@ -124,9 +124,9 @@ class Layout:
     def restore(self, t: Tensor) -> Tensor:
         """Undo `arrange`; the result is contiguous."""
         if self.tile is not None:
-            return tiles.join_tiles(t, self.shape, self.tile)
+            return join_tiles(t, self.shape, self.tile)
         if self.listed is not None:
-            return tiles.join_groups(t, self.shape, self.listed)
+            return join_groups(t, self.shape, self.listed)
         if self.moved is None:
             return t.view(self.shape)
         shape = list(self.shape)
@@ -177,7 +177,7 @@ def layout_of(x: Tensor, q: QuantizerSettings) -> Layout:
     if q.granularity in (None, "tensor"):
         return Layout(shape, size, 1, n, 1, max(n, 1), 1, ())
     if q.tile is not None:
-        tile, counts = tiles.fitted(shape, q.tile)
+        tile, counts = fitted(shape, q.tile)
         length, group_shape = math.prod(tile), (*shape[:-2], *counts)
         outer = math.prod(group_shape)
         return Layout(shape, size, outer, length, 1, length, 1, group_shape, tile=tile)
@@ -398,3 +398,47 @@ def _squares(job: Job, x: Tensor, scale: Tensor | None, unit: Tensor) -> Tensor:
     assert fmt.kind == "element"
     parts = fmt.split(x, CastContext(job.q.deterministic(), DOUBLE, job.double, scale))
     return ((parts.elements * parts.scale - x) / unit).square()
+
+
+def fitted(shape: torch.Size, tile: Pair) -> tuple[Pair, Pair]:
+    """Return a tile no larger than the tensor, and the number of tiles down and across."""
+    height, width = shape[-2:]
+    rows, columns = max(min(tile[0], height), 1), max(min(tile[1], width), 1)
+    return (rows, columns), (-(-height // rows), -(-width // columns))
+
+
+def split_tiles(x: Tensor, tile: Pair) -> Tensor:
+    """Return each tile as [tile, element, 1], short ones filled with zeros."""
+    (rows, columns), (down, across) = fitted(x.shape, tile)
+    short = (0, across * columns - x.shape[-1], 0, down * rows - x.shape[-2])
+    filled, matrices = torch.nn.functional.pad(x, short), math.prod(x.shape[:-2])
+    tiles = filled.reshape(matrices, down, rows, across, columns).transpose(2, 3)
+    return tiles.reshape(matrices * down * across, rows * columns, 1)
+
+
+def join_tiles(t: Tensor, shape: torch.Size, tile: Pair) -> Tensor:
+    """Undo `split_tiles` of a tensor of this shape."""
+    (rows, columns), (down, across) = fitted(shape, tile)
+    *leading, height, width = shape
+    tiles = t.view(math.prod(leading), down, across, rows, columns)
+    filled = tiles.transpose(2, 3).reshape(*leading, down * rows, across * columns)
+    return filled[..., :height, :width].contiguous()
+
+
+def split_groups(x: Tensor, groups: Groups) -> Tensor:
+    """Return the elements of each group as [group, element, 1], short ones filled with zeros."""
+    moved = x.movedim(groups.axes, (-2, -1))
+    table, _ = rows_of(groups, *moved.shape[-2:])
+    flat = moved.reshape(math.prod(moved.shape[:-2]), math.prod(moved.shape[-2:]))
+    filled = torch.nn.functional.pad(flat, (0, 1))
+    return filled[:, torch.from_numpy(table).to(x.device)].reshape(-1, table.shape[1], 1)
+
+
+def join_groups(t: Tensor, shape: torch.Size, groups: Groups) -> Tensor:
+    """Undo `split_groups` of a tensor of this shape."""
+    row, column = groups.along(len(shape))
+    leading = [size for axis, size in enumerate(shape) if axis not in (row, column)]
+    _, places = rows_of(groups, shape[row], shape[column])
+    flat = t.reshape(math.prod(leading), -1)[:, torch.from_numpy(places).to(t.device)]
+    matrices = flat.reshape(*leading, shape[row], shape[column])
+    return matrices.movedim((-2, -1), groups.axes).contiguous()

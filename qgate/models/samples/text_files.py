@@ -11,12 +11,14 @@ import json
 import lzma
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qgate.errors import QgateError, first_line
-from qgate.models.samples.packed_rows import PackedRows
 from qgate.storage.archives import unpacked_limit
 from qgate.storage.foreign import MOST_TENSORS, foreign_size, open_foreign, read_foreign
 
@@ -37,6 +39,10 @@ ENDINGS = {
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _MOST_ROWS = 1_000_000
 _NEEDS_DATA = "pip install 'pytest-qgate[data]'"
+
+_PART = 1 << 24
+_MISSING = b"\xff"
+"""A row without a value; no text has this byte."""
 
 
 def format_of(path: Path, requested: str | None = None) -> str:
@@ -326,3 +332,39 @@ def _parquet(path: Path, column: str) -> Rows:
     if not len(cells):
         raise QgateError(f"{str(path)!r} has 0 rows.")
     return _Column(cells)
+
+
+class PackedRows(Sequence[str | None]):
+    """Rows of text, each followed by a newline in one buffer of UTF-8."""
+
+    def __init__(self, buffer: bytes | bytearray, ends: Sequence[int]) -> None:
+        self._buffer, self._ends = buffer, ends
+
+    @classmethod
+    def of_lines(cls, text: bytes) -> PackedRows:
+        """Split a text in UTF-8 into its lines."""
+        buffer, ends = text if text.endswith(b"\n") else text + b"\n", array("q")
+        for start in range(0, len(buffer), _PART):
+            part = np.frombuffer(buffer, np.uint8, min(_PART, len(buffer) - start), start)
+            ends.frombytes((np.flatnonzero(part == ord("\n")) + start).tobytes())
+        return cls(buffer, ends)
+
+    @classmethod
+    def of(cls, rows: Iterable[str | None]) -> PackedRows:
+        """Pack rows, which may have newlines of their own."""
+        buffer, ends = bytearray(), array("q")
+        for row in rows:
+            # A text of JSON may have half a character, which a tokenizer refuses by its place.
+            buffer += _MISSING if row is None else row.encode("utf-8", "surrogatepass")
+            ends.append(len(buffer))
+            buffer += b"\n"
+        return cls(buffer, ends)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, at: int) -> str | None:  # type: ignore[override]
+        place = range(len(self._ends))[at]
+        start = int(self._ends[place - 1]) + 1 if place else 0
+        row = bytes(self._buffer[start : int(self._ends[place])])
+        return None if row == _MISSING else row.decode("utf-8", "surrogatepass")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qgate.charts.scale_curves import ScaleCurve, scale_curve, scale_finding
 from qgate.page.plots import _findings
 from qgate.page.plots.errors import density, error_by_magnitude, error_histogram, worst_channels
 from qgate.page.plots.long_texts import (
@@ -19,7 +20,6 @@ from qgate.page.plots.long_texts import (
     loss_finding,
 )
 from qgate.page.plots.magnitudes import magnitude_histogram, magnitudes_finding
-from qgate.page.plots.sweeps import sweep_curve, sweep_finding
 from qgate.records import validate
 from qgate.results.pictures import (
     ErrorPicture,
@@ -35,6 +35,22 @@ MOST = 12
 Draw = tuple[str, Callable[[Any], str], Callable[[Any], str]]
 _MOST_SIZE, _LARGEST, _SHARE, _EXPONENT = 128, 1e300, (0.0, 1.001), (-1e4, 1e4)
 _OCTAVE = (-3000, 3000)
+
+
+def sweep_curve(picture: SweepPicture) -> str:
+    """Draw relative MSE over the scale exponent, exact levels in a row at the bottom."""
+    return scale_curve(_curve(picture))
+
+
+def sweep_finding(picture: SweepPicture) -> str:
+    """Say what the recommended scale saves beside the accepted one."""
+    return scale_finding(_curve(picture))
+
+
+def _curve(picture: SweepPicture) -> ScaleCurve:
+    return ScaleCurve(
+        picture["format"], picture["levels"], picture["recommended"], picture["accepted"]
+    )
 
 
 @dataclass(frozen=True)
