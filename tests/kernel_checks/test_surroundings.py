@@ -31,18 +31,25 @@ def flushing() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize(
-    ("x", "sentence"),
-    [
-        (X.to("meta"), "argument 0: cannot check a kernel with a tensor of device meta"),
-        (torch.nested.nested_tensor([X, X[:1]]), "argument 0: .* nested tensor; give its parts"),
-    ],
-    ids=["meta", "nested"],
-)
-def test_an_argument_without_values_is_refused(x: Tensor, sentence: str) -> None:
-    with pytest.raises(TypeError, match=sentence):
-        check_kernel(product, x, W, like=product)
+UNREADABLE = {
+    "meta": (lambda x: x.to("meta"), "a tensor of device meta, which has no values"),
+    "nested": (lambda x: torch.nested.nested_tensor([x, x[:1]]), "a nested tensor; give its parts"),
+    "sparse": (lambda x: x.to_sparse(), r"layout torch.sparse_coo; call .to_dense\(\) first"),
+    "csr": (lambda x: x.to_sparse_csr(), r"layout torch.sparse_csr; call .to_dense\(\) first"),
+    "mkldnn": (lambda x: x.to_mkldnn(), r"layout torch._mkldnn; call .to_dense\(\) first"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR")
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_tensor_without_plain_values_is_refused(name: str) -> None:
+    make, sentence = UNREADABLE[name]
+    with pytest.raises(TypeError, match=f"argument 0: cannot check a kernel with .*{sentence}"):
+        check_kernel(product, make(X), W, like=product)
+    with pytest.raises(ValueError, match=f"the kernel returned .*{sentence}"):
+        check_kernel(lambda x, w: make(product(x, w)), X, W, like=product)
+    with pytest.raises(ValueError, match=f"the reference function returned .*{sentence}"):
+        check_kernel(product, X, W, like=lambda x, w: make(product(x, w)))
 
 
 def test_a_check_inside_of_autocast_is_refused() -> None:
