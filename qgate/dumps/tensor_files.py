@@ -102,7 +102,9 @@ def _reader_of(spec: str) -> Callable[[Location, str | None], Iterator[StoredTen
         if glob.has_magic(spec):
             raise QgateError(f"no {_endings()} file matches {spec!r}.")
         raise QgateError(f"there is no file {spec!r}; check the spelling.")
-    if path.is_dir():
+    with locations.read_errors(path, PermissionError):
+        is_folder = path.is_dir()
+    if is_folder:
         raise QgateError(f"{spec!r} is a folder; name its files, as in '{path}/**/*.safetensors'.")
     reader = READERS.get(path.suffix.lower())
     if reader is None:
@@ -157,12 +159,8 @@ def floats_in(spec: str) -> dict[str, int]:
 
 def _exists(path: Location) -> bool:
     """Tell whether a file exists; a store that refuses access raises its own error."""
-    try:
+    with locations.read_errors(path, PermissionError):
         return path.exists()
-    except PermissionError:
-        raise
-    except Exception as error:
-        raise QgateError(f"{str(path)!r} cannot be reached: {first_line(error)}.") from None
 
 
 def split_spec(spec: str) -> tuple[Location, str | None]:
