@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +17,8 @@ _NAMES = (
 FLOATS: tuple[torch.dtype, ...] = tuple(
     getattr(torch, name) for name in _NAMES if hasattr(torch, name)
 )
+# Not a constant expression, which Python computes before anything is set.
+_SMALLEST, _ONE = 2.0**-1074, 1.0
 _COMPILED = (
     "qgate reads the values of tensors, which torch.compile(fullgraph=True) cannot trace: compile "
     "without fullgraph, or call qgate outside of the compiled function."
@@ -105,7 +109,24 @@ def argument_tensor(x: Tensor, doing: str, whose: str) -> None:
 
 def flushes_denormals() -> bool:
     """Tell if `torch.set_flush_denormal` makes zeros of numbers below the normal ones."""
-    return not bool(torch.tensor(2.0**-130) * 1)
+    return _SMALLEST * _ONE == 0.0
+
+
+@contextlib.contextmanager
+def usual_arithmetic() -> Iterator[None]:
+    """Compute figures as torch and NumPy do unless a program told them otherwise.
+
+    `torch.set_flush_denormal(True)` would change them, and `np.errstate(all="raise")` end them.
+    """
+    flushes = flushes_denormals()
+    if flushes:
+        torch.set_flush_denormal(False)
+    try:
+        with np.errstate(divide="warn", over="warn", invalid="warn", under="ignore"):
+            yield
+    finally:
+        if flushes:
+            torch.set_flush_denormal(True)
 
 
 def valueless(x: object) -> str:

@@ -21,7 +21,6 @@ from qgate.errors import QgateError, first_line
 from qgate.interruptions import raise_interruption
 from qgate.storage import locations
 from qgate.storage.archives import (
-    MOST_NAMES,
     check_archive,
     check_dimensions,
     flatten,
@@ -29,8 +28,8 @@ from qgate.storage.archives import (
     not_dense,
 )
 from qgate.storage.foreign import foreign_size, open_foreign
+from qgate.storage.safetensors_heads import MOST_NAMES
 from qgate.storage.tensor_reading import (
-    RangedTensors,
     open_safetensors,
     read_npy,
     read_torch,
@@ -181,8 +180,8 @@ def _read_torch(path: Location, key: str | None) -> Iterator[StoredTensor]:
 
 
 def _read_safetensors(path: Location, key: str | None) -> Iterator[StoredTensor]:
-    with open_safetensors(path) as file:
-        head = file.head if isinstance(file, RangedTensors) else safetensors_head(path)
+    head = safetensors_head(path)  # first: it may list more tensors than are opened
+    with open_safetensors(path, head) as file:
         for name in _chosen(path, key, list(file.keys())):
             check_dimensions(len(head.entries[name]["shape"]), f"{str(path)!r}: {name[:80]!r}")
             yield StoredTensor(path, name, file.get_tensor(name))

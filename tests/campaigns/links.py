@@ -38,6 +38,7 @@ def output_folders(bench: Bench) -> list[Path]:
     parents = {parent for name in changed for parent in Path(name).parents}
     return sorted(parents - {Path()})
 
+
 _REFUSAL = "is a link, and nothing is written through it"
 
 

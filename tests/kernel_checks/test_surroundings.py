@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import qgate
 from qgate.models.loading import load
+from qgate.stats import block_counts, counts, errors
 from qgate.tensor_inputs import flushes_denormals
-from qgate.testing import check_kernel
+from qgate.testing import check, check_kernel
 
 X, W = torch.linspace(-2, 3, 256).reshape(8, 32), torch.linspace(-1, 2, 128).reshape(4, 32)
 
@@ -64,6 +66,29 @@ def test_a_check_that_would_flush_is_refused() -> None:
     with flushing(), pytest.raises(ValueError, match=r"set_flush_denormal\(True\) is set.*False"):
         check_kernel(product, X, W, like=product)
     assert not flushes_denormals()
+
+
+FIGURES: dict[str, Callable[[Tensor], object]] = {
+    "counts": lambda x: [part.tolist() for part in counts(x).weighted()],
+    "blocks": lambda x: [part.tolist() for part in block_counts(x, via="bf16").total().weighted()],
+    "errors": lambda x: str(errors(x, SMALL[0])),
+    "sweep": lambda x: qgate.sweep(x, "fp8_e4m3", 5).record,
+    "sweep of blocks": lambda x: qgate.sweep(x, "mxfp8", granularity="block").record,
+    "check": lambda x: check(qgate.quantize(x, "fp8_e4m3"), x, format="fp8_e4m3").held,
+}
+SMALL = (X * 1e-38, X * 1.01e-38)
+WIDE = torch.cat([X.flatten(), torch.tensor([3e38, 1e-42, 1e-45])])
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_are_the_same_in_a_program_that_flushes_or_raises(name: str) -> None:
+    tensors = (SMALL[1], WIDE.expand(32, -1).contiguous()) if name != "errors" else SMALL[1:]
+    usual = [FIGURES[name](x) for x in tensors]
+    with flushing(), np.errstate(all="raise"):
+        beside = [FIGURES[name](x) for x in tensors]
+        assert flushes_denormals()
+        assert np.geterr()["under"] == "raise"
+    assert str(beside) == str(usual)
 
 
 def test_a_model_is_measured_without_flushing() -> None:
