@@ -118,6 +118,8 @@ def usual_arithmetic() -> Iterator[None]:
 
     `torch.set_flush_denormal(True)` would change them, and `np.errstate(all="raise")` end them.
     """
+    if torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break(msg=_COMPILED)
     flushes = flushes_denormals()
     if flushes:
         torch.set_flush_denormal(False)

@@ -27,8 +27,7 @@ from qgate.storage.archives import (
     is_dense,
     not_dense,
 )
-from qgate.storage.foreign import foreign_size, open_foreign
-from qgate.storage.safetensors_heads import MOST_NAMES
+from qgate.storage.foreign import MOST_NAMES, foreign_size, open_foreign
 from qgate.storage.tensor_reading import (
     open_safetensors,
     read_npy,

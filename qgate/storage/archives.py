@@ -17,8 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from qgate.errors import QgateError
 from qgate.loading import LateModule
-from qgate.storage.foreign import open_foreign
-from qgate.storage.safetensors_heads import MOST_NAMES
+from qgate.storage.foreign import MOST_NAMES, open_foreign
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,10 +9,9 @@ from typing import Annotated, TypedDict
 
 from qgate.errors import QgateError
 from qgate.records import Meta
+from qgate.storage.foreign import MOST_NAMES
 
 _LONGEST = 100 << 20
-MOST_NAMES = 200_000
-"""Tensors of a file that are read; one entry of a head takes about 2 kB of memory."""
 Length = Annotated[int, Meta(ge=0)]
 
 
@@ -51,9 +50,7 @@ def read_head(read: Callable[[int, int], bytes], first: int) -> Head:
         data += read(len(data), start)
     count = data.count(b'"data_offsets"', 8, start)
     if count > MOST_NAMES:
-        raise QgateError(
-            f"it lists {count} tensors, and {MOST_NAMES} are read; save fewer in it."
-        )
+        raise QgateError(f"it lists {count} tensors, and {MOST_NAMES} are read; save fewer in it.")
     entries = json.loads(data[8:start])
     if not isinstance(entries, dict):
         raise NoHeadError("it has no head")
