@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +17,8 @@ _NAMES = (
 FLOATS: tuple[torch.dtype, ...] = tuple(
     getattr(torch, name) for name in _NAMES if hasattr(torch, name)
 )
+# Not a constant expression, which Python computes before anything is set.
+_SMALLEST, _ONE = 2.0**-1074, 1.0
 _COMPILED = (
     "qgate reads the values of tensors, which torch.compile(fullgraph=True) cannot trace: compile "
     "without fullgraph, or call qgate outside of the compiled function."
@@ -52,27 +56,11 @@ def dense_tensor(
         raise TypeError(f"{whose}cannot {doing} a {type(x).__name__}; give a torch tensor.")
     if torch.compiler.is_dynamo_compiling():
         torch._dynamo.graph_break(msg=_COMPILED)
-    if x.is_quantized:
-        raise TypeError(f"{whose}cannot {doing} a quantized tensor; call .dequantize() first.")
-    if way_out := _subclass_way_out(x):
-        raise TypeError(
-            f"{whose}cannot {doing} a tensor of type {type(x).__name__}; call {way_out} first."
-        )
+    if reason := layout_reason(x):
+        raise TypeError(f"{whose}cannot {doing} {reason}")
     if dtypes is not None and x.dtype not in dtypes:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise TypeError(f"{whose}cannot {doing} a {x.dtype} tensor; allowed: {allowed}.")
-    if x.is_nested:
-        raise TypeError(
-            f"{whose}cannot {doing} a nested tensor; give its parts, those of .unbind()."
-        )
-    if x.layout != torch.strided:
-        raise TypeError(
-            f"{whose}cannot {doing} a tensor of layout {x.layout}; call .to_dense() first."
-        )
-    if type(x).__name__ == "MaskedTensor":
-        raise TypeError(
-            f"{whose}cannot {doing} a masked tensor; give its values where the mask is, or fill it."
-        )
     return x
 
 
@@ -86,21 +74,61 @@ def _subclass_way_out(x: Tensor) -> str:
     return ".dequantize()" if own.dequantize is not Tensor.dequantize else ""
 
 
-def argument_tensor(x: Tensor, doing: str, whose: str) -> None:
-    """Refuse an argument of a kernel whose values a check cannot read; its layout may be any."""
-    reason = valueless(x)
+def layout_reason(x: Tensor) -> str:
+    """Name a tensor that is not plain dense memory, with what to do; empty for any other."""
+    if x.is_quantized:
+        return "a quantized tensor; call .dequantize() first."
+    if way_out := _subclass_way_out(x):
+        return f"a tensor of type {type(x).__name__}; call {way_out} first."
     if x.is_nested:
-        reason = "a nested tensor; give its parts, those of .unbind()."
-    elif way_out := _subclass_way_out(x):
-        kind = type(x).__name__
-        reason = f"a tensor of type {kind}; call {way_out} first, and make it in the kernel."
-    if reason:
-        raise TypeError(f"{whose}cannot {doing} {reason}")
+        return "a nested tensor; give its parts, those of .unbind()."
+    if x.layout != torch.strided:
+        return f"a tensor of layout {x.layout}; call .to_dense() first."
+    if type(x).__name__ == "MaskedTensor":
+        return "a masked tensor; give its values where the mask is, or fill it."
+    return ""
+
+
+def unreadable(x: Tensor) -> str:
+    """Name a tensor whose values no check can read, with what to do; empty for any other."""
+    if reason := valueless(x) or layout_reason(x):
+        return reason
+    if x.is_floating_point() and x.dtype not in FLOATS:
+        return (
+            f"a {x.dtype} tensor, with which torch computes nothing; call .view(torch.uint8) first."
+        )
+    return ""
+
+
+def argument_tensor(x: Tensor, doing: str, whose: str) -> None:
+    """Refuse an argument of a kernel whose values a check cannot read."""
+    if reason := unreadable(x):
+        way_out = reason.replace(" first.", " first, and make it in the kernel.")
+        raise TypeError(f"{whose}cannot {doing} {way_out}")
 
 
 def flushes_denormals() -> bool:
     """Tell if `torch.set_flush_denormal` makes zeros of numbers below the normal ones."""
-    return not bool(torch.tensor(2.0**-130) * 1)
+    return _SMALLEST * _ONE == 0.0
+
+
+@contextlib.contextmanager
+def usual_arithmetic() -> Iterator[None]:
+    """Compute figures as torch and NumPy do unless a program told them otherwise.
+
+    `torch.set_flush_denormal(True)` would change them, and `np.errstate(all="raise")` end them.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break(msg=_COMPILED)
+    flushes = flushes_denormals()
+    if flushes:
+        torch.set_flush_denormal(False)
+    try:
+        with np.errstate(divide="warn", over="warn", invalid="warn", under="ignore"):
+            yield
+    finally:
+        if flushes:
+            torch.set_flush_denormal(True)
 
 
 def valueless(x: object) -> str:

@@ -115,6 +115,8 @@ def _head(folder: Folder, name: str, path: str) -> Head:
     try:
         with reading(path):
             return read_head(partial(folder.read, name), FIRST)
+    except QgateError as error:
+        raise QgateError(f"{path!r}: {error}") from None
     except (NoHeadError, ValueError, AttributeError, RecursionError):
         check_not_pointer(folder, name)
         raise QgateError(f"{path!r} is damaged or no .safetensors file.") from None

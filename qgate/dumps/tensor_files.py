@@ -21,16 +21,14 @@ from qgate.errors import QgateError, first_line
 from qgate.interruptions import raise_interruption
 from qgate.storage import locations
 from qgate.storage.archives import (
-    MOST_NAMES,
     check_archive,
     check_dimensions,
     flatten,
     is_dense,
     not_dense,
 )
-from qgate.storage.foreign import foreign_size, open_foreign
+from qgate.storage.foreign import MOST_NAMES, foreign_size, open_foreign
 from qgate.storage.tensor_reading import (
-    RangedTensors,
     open_safetensors,
     read_npy,
     read_torch,
@@ -102,7 +100,9 @@ def _reader_of(spec: str) -> Callable[[Location, str | None], Iterator[StoredTen
         if glob.has_magic(spec):
             raise QgateError(f"no {_endings()} file matches {spec!r}.")
         raise QgateError(f"there is no file {spec!r}; check the spelling.")
-    if path.is_dir():
+    with locations.read_errors(path, PermissionError):
+        is_folder = path.is_dir()
+    if is_folder:
         raise QgateError(f"{spec!r} is a folder; name its files, as in '{path}/**/*.safetensors'.")
     reader = READERS.get(path.suffix.lower())
     if reader is None:
@@ -157,12 +157,8 @@ def floats_in(spec: str) -> dict[str, int]:
 
 def _exists(path: Location) -> bool:
     """Tell whether a file exists; a store that refuses access raises its own error."""
-    try:
+    with locations.read_errors(path, PermissionError):
         return path.exists()
-    except PermissionError:
-        raise
-    except Exception as error:
-        raise QgateError(f"{str(path)!r} cannot be reached: {first_line(error)}.") from None
 
 
 def split_spec(spec: str) -> tuple[Location, str | None]:
@@ -183,8 +179,8 @@ def _read_torch(path: Location, key: str | None) -> Iterator[StoredTensor]:
 
 
 def _read_safetensors(path: Location, key: str | None) -> Iterator[StoredTensor]:
-    with open_safetensors(path) as file:
-        head = file.head if isinstance(file, RangedTensors) else safetensors_head(path)
+    head = safetensors_head(path)  # first: it may list more tensors than are opened
+    with open_safetensors(path, head) as file:
         for name in _chosen(path, key, list(file.keys())):
             check_dimensions(len(head.entries[name]["shape"]), f"{str(path)!r}: {name[:80]!r}")
             yield StoredTensor(path, name, file.get_tensor(name))

@@ -25,6 +25,7 @@ from qgate.text.printing import print_line
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SHARED = "shared"
 _ENDS = {signal.SIGINT, signal.SIGTERM}
+_PATIENCE_S = 10.0
 _HAS_MASKS = hasattr(signal, "pthread_sigmask")
 _ENDED = "its process ended twice: killed, or out of memory"
 _REPEATED = (
@@ -162,21 +163,47 @@ class _Processes(_LocalFold):
             handle.value = handle.future.result()
         except BrokenProcessPool:
             try:
-                with _one_thread_each(), self._new(1) as pool:
-                    handle.value = pool.submit(_work, self._function, handle.item).result()
+                handle.value = self._compute_alone(handle.item)
             except BrokenProcessPool:
                 return Failure(_ENDED)
             print_line(_REPEATED, file=sys.stderr)
         handle.future = None
         return None
 
+    def _compute_alone(self, item: Any) -> Any:
+        """Compute an item in a process of its own."""
+        pool, is_done = self._new(1), False
+        try:
+            with _one_thread_each():
+                future = pool.submit(_work, self._function, item)
+            value = future.result()
+            is_done = True
+        finally:
+            _close(pool, at_once=not is_done)
+        return value
+
     def close(self) -> None:
-        if sys.exc_info()[0] is not None:  # nobody waits for what they compute
-            for pid in list(self._pool._processes or ()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._end.close()
+        with self._end:
+            _close(self._pool, at_once=sys.exc_info()[0] is not None)
+
+
+def _close(pool: ProcessPoolExecutor, *, at_once: bool) -> None:
+    """Wait for the processes of a pool; end them if nobody waits for what they compute."""
+    processes = list((pool._processes or {}).values()) if at_once else []
+
+    def kill() -> None:
+        for process in processes:
+            process.kill()
+
+    for process in processes:
+        process.terminate()
+    timer = threading.Timer(_PATIENCE_S, kill)  # a call into C hears no signal before it returns
+    timer.daemon = True
+    timer.start()
+    try:
+        pool.shutdown(wait=True, cancel_futures=True)
+    finally:
+        timer.cancel()
 
 
 def _write_shared(shared: Sequence[Any], home: Path) -> None:

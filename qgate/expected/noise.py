@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qgate.arithmetic import divided
 from qgate.expected.stages import StageCast, StagedFunction
+from qgate.tensor_inputs import layout_reason
 
 ARITHMETICS = {
     "float32": 2.0**-24,
@@ -145,6 +146,8 @@ def single_tensor(result: Any, of: str) -> Tensor:
             f"{of} returned a {content}, not one tensor; wrap it in a function that returns the "
             "tensor to check."
         )
+    if reason := layout_reason(result):
+        raise ValueError(f"{of} returned {reason}")
     return result
 
 

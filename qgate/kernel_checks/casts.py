@@ -22,7 +22,7 @@ from qgate.formats.options import Floats, Options
 from qgate.kernel_checks.declared import Quantization, declare, from_array, to_array
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.stats.bits import short_name
-from qgate.tensor_inputs import FLOATS, plain_tensor
+from qgate.tensor_inputs import FLOATS, plain_tensor, usual_arithmetic
 
 SEARCH_BAND = (0.8, 1.25)
 """Squared error of searched scales, as a share of that of our own search."""
@@ -32,6 +32,7 @@ STEPS = 2.0**-22
 """Relative error of one multiplication of a code by its scale in float32, and some room."""
 
 
+@usual_arithmetic()
 def check_cast(
     actual: Tensor | Encoded,
     source: Tensor,

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from qgate.causes.faults import Function
+from qgate.errors import first_line
 from qgate.expected.narrow_floats import is_narrow
 from qgate.expected.noise import ARITHMETICS
 from qgate.formats import Encoded
 from qgate.kernel_checks.declared import by_position, declare
 from qgate.kernel_checks.subject import KernelSubject
+from qgate.tensor_inputs import valueless
 
 
 def make_subject(
@@ -100,7 +102,7 @@ def _check_position(option: str, position: Any, arguments: Sequence[Any]) -> Non
 def call_like(subject: KernelSubject, arguments: Sequence[Any]) -> Tensor:
     """Evaluate the reference on the example; ValueError if it refuses."""
     try:
-        return subject.unquantized(arguments)
+        values = subject.unquantized(arguments)
     except ValueError:
         raise
     except Exception as error:
@@ -109,5 +111,9 @@ def call_like(subject: KernelSubject, arguments: Sequence[Any]) -> Tensor:
             signature = f"{inspect.signature(subject.like)}"
         raise ValueError(
             f"like={getattr(subject.like, '__name__', subject.like)!s}{signature} cannot be called "
-            f"with the {len(arguments)} arguments given: {type(error).__name__}: {error}"
+            f"with the {len(arguments)} arguments given: {type(error).__name__}: "
+            f"{first_line(error)}"
         ) from error
+    if reason := valueless(values):
+        raise ValueError(f"the reference function returned {reason}")
+    return values

@@ -31,6 +31,7 @@ from qgate.formats import Encoded
 from qgate.kernel_checks.declared import Quantization
 from qgate.kernel_checks.input_facts import EntriesOf, InputFacts, ReferenceResult
 from qgate.kernel_checks.watching import watched
+from qgate.tensor_inputs import unreadable
 
 Choices = dict[Any, int]
 """Which convention each quantized argument, or the result, is taken to follow."""
@@ -391,6 +392,8 @@ class KernelSubject:
                 "of values to check from it.",
                 kind,
             )
+        if reason := unreadable(result):
+            raise UnusableResult(f"{self.name} returned {reason}", reason.partition(";")[0])
         return result.detach()
 
 

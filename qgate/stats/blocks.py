@@ -16,6 +16,7 @@ from torch import Tensor
 from qgate.errors import QgateError, unknown
 from qgate.stats import bits as _bits
 from qgate.stats.value_counts import Counts
+from qgate.tensor_inputs import usual_arithmetic
 
 _BATCH = 2**22
 
@@ -53,6 +54,7 @@ class BlockCounts:
         return Counts.together([self.poisoned, *self.rows.values()])
 
 
+@usual_arithmetic()
 def block_counts(
     x: Any, *, block: int = 32, axis: int = -1, via: Literal["bf16", "fp16"] | None = None
 ) -> BlockCounts:

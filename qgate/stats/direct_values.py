@@ -15,6 +15,7 @@ from qgate.stats import bits as _bits
 from qgate.stats.moments import PowerPass, PowerSums
 from qgate.stats.summary import Floats, Ints, SummaryOfKinds, require_percentile
 from qgate.stats.threads import in_order
+from qgate.tensor_inputs import usual_arithmetic
 
 R = TypeVar("R")
 
@@ -99,6 +100,7 @@ class Values(SummaryOfKinds):
         return self._survey.nan, self._survey.posinf, self._survey.neginf
 
     @cached_property
+    @usual_arithmetic()
     def _survey(self) -> _Survey:
         """The non-finite values and the extremes, by one pass."""
         total = _Survey()
@@ -110,6 +112,7 @@ class Values(SummaryOfKinds):
     def n(self) -> int:  # type: ignore[override]
         return sum(tensor.numel() for tensor in self.tensors)
 
+    @usual_arithmetic()
     def weighted(self) -> tuple[Floats, Ints]:
         """Return distinct values, sorted: twice the tensor's memory, which other methods avoid."""
         everything = list(self.chunks())

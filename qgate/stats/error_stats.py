@@ -18,6 +18,7 @@ from qgate.stats._axis_errors import AxisCollector, AxisErrors
 from qgate.stats._error_pass import RELATIVE_ERROR, DifferenceCounts, Element, ErrorPass, NonFinite
 from qgate.stats._portion import Reader, require_floats
 from qgate.stats._sums import ErrorSums
+from qgate.tensor_inputs import usual_arithmetic
 from qgate.text import counted, decibels
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ class ErrorStats(Overviewed):
         return "\n".join(lines)
 
 
+@usual_arithmetic()
 def errors(
     actual: Tensor | Iterable[Tensor],
     reference: Tensor | Iterable[Tensor],

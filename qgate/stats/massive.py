@@ -16,7 +16,7 @@ from qgate.stats._portion import DTYPES
 from qgate.stats.direct_values import Values
 from qgate.stats.summary import Floats, Ints
 from qgate.stats.value_counts import Counts
-from qgate.tensor_inputs import plain_tensor
+from qgate.tensor_inputs import plain_tensor, usual_arithmetic
 
 # Between the measured cases: block outputs of the two small models reach 13 times the rest and
 # their linear layers' outputs without outlier channels 16; the published case is at 26.
@@ -26,6 +26,7 @@ TIMES = 20.0
 FEW = 32
 
 
+@usual_arithmetic()
 def massive_beyond(reference: Tensor | Iterable[Tensor] | Counts | Values) -> float:
     """Return the magnitude above which an element is massive, inf if none is.
 

@@ -27,6 +27,7 @@ from qgate.stats.moments import PowerSums
 from qgate.stats.summary import Floats, Ints, SummaryOfKinds
 from qgate.storage.files import replacing
 from qgate.storage.foreign import open_foreign
+from qgate.tensor_inputs import usual_arithmetic
 
 if TYPE_CHECKING:
     from qgate.kernels import launching as launching
@@ -258,6 +259,7 @@ def _size(dtype: str) -> int:
     return 256**torch_dtype.itemsize if torch_dtype in _bits.COUNTABLE else 0
 
 
+@usual_arithmetic()
 def counts(x: Any, *, via: Literal["bf16", "fp16"] | None = None) -> Counts | Values:
     """Count the values of a tensor, of an iterable of chunks, or of a memory-mapped array.
 

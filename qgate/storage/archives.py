@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from qgate.errors import QgateError
 from qgate.loading import LateModule
-from qgate.storage.foreign import open_foreign
+from qgate.storage.foreign import MOST_NAMES, open_foreign
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ else:
 MOST_BYTES = 32 << 20
 MOST_TIMES = 100
 """Limits of unpacking: bytes, or multiples of the packed size, whichever is more."""
-MOST_NAMES, _DEEPEST = 200_000, 100
+_DEEPEST = 100
 MOST_DIMENSIONS = 64
 """Dimensions of an array of numpy; work on a tensor grows with the square of their number."""
 _FIRST_BYTES = 64 << 20

@@ -27,6 +27,8 @@ MOST_RECORD = 2 << 30
 """Most bytes of a file of plain data that is read as a whole."""
 MOST_TENSORS = 64 << 30
 """Most bytes of tensors or texts that are read as a whole."""
+MOST_NAMES = 200_000
+"""Tensors of one file."""
 MOST_LINE = 64 << 20
 """Most bytes of one line of records."""
 _UNBLOCKED = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)

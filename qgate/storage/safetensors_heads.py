@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypedDict
 
+from qgate.errors import QgateError
 from qgate.records import Meta
+from qgate.storage.foreign import MOST_NAMES
 
 _LONGEST = 100 << 20
 Length = Annotated[int, Meta(ge=0)]
@@ -35,7 +37,10 @@ class Head:
 
 
 def read_head(read: Callable[[int, int], bytes], first: int) -> Head:
-    """Read the head by `read(start, stop)`, starting with `first` bytes."""
+    """Read the head by `read(start, stop)`, starting with `first` bytes.
+
+    A head that lists too many tensors is a QgateError, which does not name the file.
+    """
     data = read(0, first)
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= length <= _LONGEST:
@@ -43,6 +48,9 @@ def read_head(read: Callable[[int, int], bytes], first: int) -> Head:
     start = 8 + length
     if len(data) < start:
         data += read(len(data), start)
+    count = data.count(b'"data_offsets"', 8, start)
+    if count > MOST_NAMES:
+        raise QgateError(f"it lists {count} tensors, and {MOST_NAMES} are read; save fewer in it.")
     entries = json.loads(data[8:start])
     if not isinstance(entries, dict):
         raise NoHeadError("it has no head")

@@ -72,6 +72,8 @@ def safetensors_head(location: Location) -> Head:
     """Read the head of a safetensors file."""
     try:
         return read_head(partial(read_range, location), _FIRST)
+    except QgateError as error:
+        raise QgateError(f"{str(location)!r}: {error}") from None
     except NoHeadError:
         raise QgateError(f"{str(location)!r} is damaged or no .safetensors file.") from None
 
@@ -86,10 +88,10 @@ def safetensors_entries(location: Location) -> dict[str, TensorHead]:
 
 
 @contextlib.contextmanager
-def open_safetensors(location: Location) -> Iterator[TensorFile]:
-    """Open a safetensors file to read tensor after tensor."""
+def open_safetensors(location: Location, head: Head | None = None) -> Iterator[TensorFile]:
+    """Open a safetensors file, whose head may have been read, to read tensor after tensor."""
     if not isinstance(location, Path):
-        yield RangedTensors(partial(read_range, location), safetensors_head(location))
+        yield RangedTensors(partial(read_range, location), head or safetensors_head(location))
         return
     with safe_open(foreign_path(location, _TENSORS), framework="pt") as file:
         yield file

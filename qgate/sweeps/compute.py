@@ -33,6 +33,7 @@ from qgate.sweeps.formats import element_of, mx_of, sweepable, with_shares
 from qgate.sweeps.plots import draw_block, draw_metrics
 from qgate.sweeps.record import SweepParameters, SweepRecord, SweptLevel, flat_level
 from qgate.sweeps.shares import sweep_shares
+from qgate.tensor_inputs import usual_arithmetic
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,6 +103,7 @@ def _level_row(level: SweptLevel) -> dict[str, object]:
     return {name: row[name] for name in ("exponent", "sqnr_db", "mse", "overflow", "flush")}
 
 
+@usual_arithmetic()
 def sweep(
     x: Tensor | Counts | BlockCounts | Values,
     format: str | Format,

@@ -161,6 +161,8 @@ def _records(stored: StoredTensor, source: str, request: Request) -> Iterator[Sw
             f"{stored.name} is a {tensor.dtype} tensor; a sweep needs floating point numbers. "
             f"{_CAST}"
         )
+    if not tensor.numel():
+        raise QgateError(f"{stored.name} is empty: there is nothing to sweep.")
     # Integers of up to 53 bits are float64 numbers: the cast alone rounds them.
     numbers = tensor if tensor.is_floating_point() else tensor.to(torch.float64)
     swept_values = _SweptValues(numbers, request)

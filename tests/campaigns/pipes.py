@@ -55,7 +55,13 @@ def without_reader(*numbers: int, lines: int = 0) -> Fault:
 
 def _cut(bench: Bench, streams: tuple[int, ...], lines: int) -> None:
     new = bench.new
-    ended = ran(bench.scenario.verb, bench.fresh(), without_reader(*streams, lines=lines))
+    close = without_reader(*streams, lines=lines)
+
+    def fault() -> None:
+        close()
+        os.environ["PYTEST_PLUGINS"] = "qgate.plugin.closed_pipes"  # as `qgate run` has it
+
+    ended = ran(bench.scenario.verb, bench.fresh(), fault)
     bad = []
     if ended.status != bench.scenario.status:
         bad.append(f"status {ended.status}, not {bench.scenario.status}: {ended.said[-300:]!r}")

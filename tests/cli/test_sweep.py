@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 import qgate
 from qgate.cli import main
 from qgate.sweeps import choices, running
+from tests.engine import work
 from tests.shares import proof
 
 Capsys = pytest.CaptureFixture[str]
@@ -425,6 +426,26 @@ def test_a_file_that_kills_its_process_is_listed_and_tried_again(
     assert "FAILED b.pt: it ended" in out
     assert run(capsys, *names, "--no-plots", "--jobs", "2")[0] == 1
     assert asked == [*names, "b.pt"]
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "printed"),
+    [
+        (work.swept_after_death, 0, "a process of --jobs ended: killed, or out of memory"),
+        (work.swept_but_one, 1, "FAILED b.pt: its process ended twice: killed, or out of memory"),
+    ],
+)
+def test_the_status_says_what_a_killed_process_left(
+    function: Callable, status: int, printed: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["a.pt", "b.pt"]
+    for name in names:
+        torch.save(activation(4), name)
+    monkeypatch.setattr(running, "sweep_whole_part", function)
+    ended, out, err = run(capsys, *names, "--no-plots", "--jobs", "2")
+    assert ended == status, out + err
+    assert printed in " ".join((out + err).split())
+    assert [name for name in folders(ROOT) if name in "ab"] == [*"ab"][: 2 - status]
 
 
 @proof

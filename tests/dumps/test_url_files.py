@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from qgate.cli import main
 from qgate.dumps.tensor_files import expand, read_tensors, split_spec
 from qgate.errors import QgateError
 from qgate.storage.locations import location_of
@@ -67,6 +68,21 @@ def test_every_kind_of_file_by_url():
         f"{ROOT}/{n}" for n in ("c.npy", "d.npz", "*.txt")
     ]
     assert local == "local.pt"
+
+
+def test_a_head_that_lists_too_many_tensors_is_refused_before_it_is_parsed(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("qgate.storage.safetensors_heads.MOST_NAMES", len(DTYPES) - 1)
+    url = put("many.safetensors", save(tensors()))
+    path = tmp_path / "many.safetensors"
+    path.write_bytes(save(tensors()))
+    sentence = f"it lists {len(DTYPES)} tensors, and {len(DTYPES) - 1} are read; save fewer in it"
+    for place in (url, str(path)):
+        with pytest.raises(QgateError, match=f"many.safetensors': {sentence}"):
+            list(read_tensors(place))
+    assert main(["checkpoint", str(path)]) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_one_tensor_of_a_shard_is_read_and_not_the_shard(monkeypatch):

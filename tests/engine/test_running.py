@@ -1,5 +1,6 @@
 """One function over many items: the same answers in one process and in several."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -159,3 +160,45 @@ def test_processes_end_when_the_one_that_started_them_does(tmp_path, number):
     assert said.count("Traceback") == (number == signal.SIGINT), said
     assert "SpawnProcess" not in said
     assert list(temporary.glob("qgate-*")) == []
+
+
+_REPEATING = """
+import sys
+from qgate.engine import map_items
+from qgate.interruptions import ended_by_signals
+from tests.engine.work import endless_after_death
+
+if __name__ == "__main__":
+    with ended_by_signals():
+        list(map_items(endless_after_death, [sys.argv[1:]], 2))
+"""
+
+
+@proof
+@pytest.mark.parametrize(
+    ("number", "item"),
+    [(signal.SIGTERM, "hears"), (signal.SIGINT, "hears"), (signal.SIGTERM, "ignores")],
+)
+def test_a_signal_ends_an_item_that_is_tried_again(tmp_path, number, item):
+    """It was held back until the item was done, which may be minutes."""
+    script = tmp_path / "script.py"
+    script.write_text(_REPEATING)
+    marker = tmp_path / "died"
+    root = str(Path(__file__).resolve().parents[2])
+    running = subprocess.Popen(
+        [sys.executable, str(script), str(marker), item], env={**os.environ, "PYTHONPATH": root},
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        for _ in range(12_000):
+            time.sleep(0 if Path(f"{marker} again").exists() else 0.01)
+        assert Path(f"{marker} again").exists()
+        os.kill(running.pid, number)
+        _, said = running.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+    assert running.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT), said
+    assert "SpawnProcess" not in said
+    assert "computed again" not in said

@@ -120,3 +120,35 @@ def greedy(x):
         kept.append(np.ones(100 << 17))
         time.sleep(0.05)
     return x
+
+
+def endless_after_death(item):
+    """Die once, and compute without end when tried again, as a call into C where it ignores."""
+    marker, signals = item
+    if signals == "ignores":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    Path(f"{marker} again").touch()
+    time.sleep(1200)
+
+
+def swept_after_death(part, request):
+    """Die once, at the first try of `b.pt`."""
+    from qgate.sweeps.running import sweep_whole_part
+
+    marker = Path("died")
+    if part.spec == "b.pt" and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sweep_whole_part(part, request)
+
+
+def swept_but_one(part, request):
+    """Die at every try of `b.pt`."""
+    from qgate.sweeps.running import sweep_whole_part
+
+    if part.spec == "b.pt":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sweep_whole_part(part, request)
