@@ -183,7 +183,7 @@ def _factor(
 
 
 class Products(NamedTuple):
-    """What the errors of a result have in common with where it moves, by row or parts of rows."""
+    """Errors of a result times where it moves, by row or parts of rows, and the sizes of both."""
 
     along: Tensor
     squares: Tensor
