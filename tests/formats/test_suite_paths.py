@@ -111,8 +111,16 @@ def text_of(line: Line) -> str:
     return linecache.getline(str(FOLDER / line[0]), line[1]).strip()
 
 
+BY_PROCESSOR = (
+    ("engine/fast_choosing.py::_exact", ""),
+    ("engine/fast_choosing.py::_factor_tables", "table"),
+)
+"""Lines that the suite enters where its draws have such a tie: torch draws by the processor."""
+
+
 def is_outside(function: str, text: str) -> bool:
-    return any(function.startswith(name) and words in text for name, words in OUTSIDE)
+    left_out = (*OUTSIDE, *BY_PROCESSOR)
+    return any(function.startswith(name) and words in text for name, words in left_out)
 
 
 def missed(lines: dict[Line, str], entered: Entered, without: str = "") -> list[tuple[str, str]]:
