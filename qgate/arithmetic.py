@@ -1,4 +1,4 @@
-"""Arithmetic that gives the same bits on every device, and whether torch only traces it."""
+"""Arithmetic that gives the same bits on every device."""
 
 from __future__ import annotations
 
@@ -20,12 +20,3 @@ def divided(x: Tensor, by: float | Tensor) -> Tensor:
     elif by.device != wide.device and by.dim() == 0 and by.device.type == "cpu":
         by = wide.new_full((), by.item())
     return (wide / by).to(x.dtype)
-
-
-def tracing() -> bool:
-    """Tell whether new tensors may be fakes of a tracer or of a functional transform."""
-    import torch
-
-    if torch._C._len_torch_dispatch_stack() > 0:
-        return True
-    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from qgate.arithmetic import tracing
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -22,6 +20,15 @@ _LARGEST = 2**21
 _local = threading.local()
 
 T = TypeVar("T")
+
+
+def tracing() -> bool:
+    """Tell whether new tensors may be fakes of a tracer or of a functional transform."""
+    import torch
+
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def buffer(slot: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

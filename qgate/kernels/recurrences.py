@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.arithmetic import tracing
 from qgate.kernels import cases, proving
 from qgate.kernels.launching import launch
 
@@ -86,7 +85,9 @@ def _is_served(*tensors: Tensor) -> bool:
 
 
 def _is_in_memory(*tensors: Tensor) -> bool:
-    if tracing() or torch.compiler.is_compiling() or torch._C._is_tracing():
+    is_watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()
+    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    if is_watched or is_transformed or torch.compiler.is_compiling():
         return False
     return all(
         type(t) is Tensor and t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64)

@@ -99,7 +99,8 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert [each.partition(">")[0] for each in plain] == ["torch", "numpy", "pytest", "msgspec"]
     entries = told("entry_points.txt").split()
     assert entries[:4] == ["[console_scripts]", "qgate", "=", "qgate.__main__:main"]
-    assert entries[4:] == ["[pytest11]", "qgate.plugin", "=", "qgate.plugin"]
+    assert entries[4:8] == ["[pytest11]", "qgate.plugin", "=", "qgate.plugin"]
+    assert entries[8:] == ["[vllm.general_plugins]", "qgate_probe", "=", "qgate.probe:vllm_plugin"]
 
 
 def test_the_source_distribution_builds_the_same_wheel(built: Path, wheel: Path) -> None:

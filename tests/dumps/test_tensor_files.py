@@ -85,7 +85,7 @@ class Evil:
         ("empty.pt", lambda path: path.touch(), "is an empty file"),
         ("empty.npy", lambda path: path.touch(), "is an empty file"),
         ("text.pt", lambda path: path.write_text("hello"), "cannot be read"),
-        ("text.safetensors", lambda path: path.write_text("hello"), "cannot be read"),
+        ("text.safetensors", lambda path: path.write_text("hello"), "is damaged or no .safetensors file"),
         ("text.npy", lambda path: path.write_text("hello"), "cannot be read"),
         ("text.npz", lambda path: path.write_text("hello"), "cannot be read"),
         ("evil.pt", lambda path: torch.save(Evil(), path), "would have to run code"),

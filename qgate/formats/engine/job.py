@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from qgate.arithmetic import tracing
 from qgate.errors import QgateError
+from qgate.formats._scratch import tracing
 from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, ordinary_number, single, widen
 from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.definition import CLEARLY_LESS

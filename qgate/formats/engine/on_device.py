@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from qgate.arithmetic import tracing
 from qgate.formats._element import ElementFormat
 from qgate.formats._literals import E2M0, E2M1, E4M3
+from qgate.formats._scratch import tracing
 from qgate.formats._work import single
 from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.engine.checking import check
