@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import qgate
 from tests.campaigns.first_lines.planting import (
@@ -195,6 +196,25 @@ def test_code_that_computes_otherwise_when_it_runs_again_is_red(mode: str, tmp_p
     assert first_line_of(model, mode, _nothing, "forward", tmp_path) == ""
     line = first_line_of(model, mode, _nothing, "gradients", tmp_path)
     assert "behind torch.utils.checkpoint, which runs code again on the way back, has" in line
+
+
+def test_a_gradient_that_a_checkpoint_loses_is_red(tmp_path: Path) -> None:
+    """As torch loses it where no input of reentrant code takes a gradient."""
+
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(6, 32), nn.Linear(32, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.head(checkpoint(self.first, x, use_reentrant=True).tanh())
+            return result
+
+    samples = [torch.randn(20, 6)]
+    model = qgate.Model(First().eval(), samples, "first", calibration=samples)
+    line = first_line_of(model, "int8", _nothing, "gradients", tmp_path)
+    assert line.startswith("first:weight")
+    assert line.endswith("has no gradient")
 
 
 def test_a_wrong_convolution_of_torch_is_told_from_one_of_a_mode(

@@ -44,6 +44,7 @@ from qgate.gate.measuring.site_errors import check_alike
 from qgate.gate.measuring.training_mode import (
     evaluated,
     recomputing_fault,
+    trained_parameters,
     training_fault,
     training_mode,
     trains_as_it_runs,
@@ -206,7 +207,7 @@ class GradientCode:
                 right = evaluated(segments, probe)
                 with training_mode(quantized.model.module):
                     run = take_gradients(segments, probe)
-                    if checkpoints:
+                    if checkpoints and run.outputs:
                         recomputed = recomputing_fault(quantized.model, probe)
                 probe_name = TRAINING
                 fault = training_fault(right, run.passed.actual)
@@ -326,7 +327,7 @@ def take_gradients(segments: Segments, sample: Any) -> GradientPass:
 
     first = [port for port in view.ports if port.first]
     after = [port for port in view.ports if not port.first]
-    parameters = _trained(model.module)
+    parameters = trained_parameters(model.module)
     with (
         torch.enable_grad(),
         segments.routers.record(),
@@ -350,13 +351,6 @@ def take_gradients(segments: Segments, sample: Any) -> GradientPass:
         dict(zip(parameters, of_parameters, strict=True)),
         {name: gradient for name, gradient in of_outputs.items() if gradient is not None},
     )  # fmt: skip
-
-
-def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that take a gradient, by name."""
-    return {
-        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
-    }
 
 
 @dataclass
@@ -439,7 +433,7 @@ class SegmentGradients:
             return
         module = self.base.module
         sites = {site.name: site for site in self.view.sites if site.name in run.passed.actual}
-        trained, stand_ins = _trained(module), _stand_ins(module, self.view.weights)
+        trained, stand_ins = trained_parameters(module), _stand_ins(module, self.view.weights)
         weights: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for stand_in in stand_ins:
             weights[stand_in.owner][stand_in.key] = stand_in.weight

@@ -104,6 +104,13 @@ def training_fault(
     return None
 
 
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that take a gradient, by name."""
+    return {
+        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
+    }
+
+
 def recomputing_fault(model: Model, sample: Any) -> tuple[str, str] | None:
     """Return a parameter that gets another gradient where code behind checkpoints runs again.
 
@@ -119,6 +126,8 @@ def recomputing_fault(model: Model, sample: Any) -> tuple[str, str] | None:
     except RuntimeError as error:  # torch compares shapes and numbers of tensors
         return next(iter(expected)), f"{_AGAIN} has no gradient: {first_line(error)}"
     for name, gradient in expected.items():
+        if name not in recomputed:
+            return name, f"{_AGAIN} has no gradient"
         a, r = recomputed[name].float(), gradient.float()
         room = torch.finfo(gradient.dtype).eps * (_NOISE if gradient.dtype == torch.float32 else 1)
         if not torch.linalg.vector_norm(a - r) <= room * torch.linalg.vector_norm(r):
@@ -132,11 +141,7 @@ def recomputing_fault(model: Model, sample: Any) -> tuple[str, str] | None:
 
 def _gradients(model: Model, sample: Any) -> dict[str, Tensor]:
     """Return the gradients of a loss by the site of a parameter; what they were before stays."""
-    trained = {
-        name: parameter
-        for name, parameter in model.module.named_parameters()
-        if parameter.requires_grad
-    }
+    trained = trained_parameters(model.module)
     before = [parameter.grad for parameter in trained.values()]
     try:
         for parameter in trained.values():
