@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os.path
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,14 +21,12 @@ from qgate.page._texts import (
     best_first,
     binding_of,
     evidence,
-    factor,
     fault_texts,
     gate_line,
     nearness_text,
-    plain_cells,
     rerun_command,
-    times_cell,
     verdict_of,
+    view_texts,
 )
 from qgate.page.plots.growth import error_growth
 from qgate.page.plots.panels import Panel, panels_of
@@ -164,8 +161,7 @@ def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
     The kind of limit explains a check where it has no reason.
     """
     check, *further_checks = checks
-    site, scope, metric, against, now, moved, limit, kind = plain_cells(check)
-    far, times = times_cell(check)
+    view = view_texts(check)
     allowed = check.allowed or 0
     limit_text = check.limit.page_words.format(
         allowed=allowed, percent=100 * allowed, quantizer=check.quantizer
@@ -174,12 +170,14 @@ def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
     reason = check.reason or limit_text + where
     if check.accepted_on:
         reason += f"; accepted on {check.accepted_on}"
-    also = [f"{other.metric} {times_cell(other)[0]} ({other.kind})" for other in further_checks]
+    also = [f"{other.metric} {view_texts(other).distance}" for other in further_checks]
+    far = view.distance if check.limit.has_number else check.kind
+    step = f"h{margin_step(view.times)}" if check.limit.has_number else ""
     return (
-        site,
-        (scope, metric),
-        (now, limit, against, moved),
-        (f"{far} ({kind})" if far != "–" else kind, f"h{margin_step(times)}" if far != "–" else ""),
+        one_line(check.site) or "–",
+        (check.scope, check.metric or "–"),
+        (view.now, view.limit, view.against, view.change),
+        (far, step),
         reason,
         listed(also, _MOST_ALSO),
     )
@@ -237,11 +235,8 @@ def _row(gate: RecordedGate, run: Run, several: bool, detailed: Collection[int])
     record, check = gate.record, binding_of(gate)
     verdict = verdict_of(gate, run)
     names = ("suite", "model", "mode", "layer") if several else ("suite", "mode", "layer")
-    margin, times = times_cell(check)
-    value, change, limit = "–", "–", "–"
-    if check is not None:
-        _, _, _, _, value, change, limit, _ = plain_cells(check)
-    moved = math.nan if check is None else factor(check)
+    view = view_texts(check)
+    margin = view.far if check is not None and check.limit.has_number else "–"
     return (
         gate.anchor,
         _CLASSES[verdict],
@@ -253,9 +248,9 @@ def _row(gate: RecordedGate, run: Run, several: bool, detailed: Collection[int])
         _short(record["site"]),
         _short(record["scope"]),
         _short((check and check.metric) or "–"),
-        (value, limit),
+        (view.now if check is not None else "–", view.limit),
         # Cells that sort by a number that they do not show.
-        ((change, f"{moved:.6g}", ""), (margin, f"{times:.6g}", _color(gate))),
+        ((view.change, f"{view.moved:.6g}", ""), (margin, f"{view.times:.6g}", _color(gate))),
         f"{float(record['seconds'] or 0):.2g}",
     )
 

@@ -9,13 +9,10 @@ from typing import Any, Literal
 from qgate.page.tables import (
     cut_middle,
     display_width,
-    far_text,
     fit_table,
-    limit_text,
     metric_lines,
     site_text,
     table,
-    value_text,
 )
 from qgate.results.across_weights import across_weights_texts
 from qgate.results.extent import (
@@ -37,7 +34,7 @@ from qgate.results.other_tests import (
     other_tests_text,
 )
 from qgate.results.power import power_texts
-from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, change_text
+from qgate.results.summary import ComparisonSummary, ModeSummary, Tally
 from qgate.results.tasks import task_texts
 from qgate.text import counted, for_terminal, one_line
 
@@ -312,11 +309,12 @@ def _narrow_modes(modes: Sequence[ModeSummary], several: bool, site: int) -> lis
 
 
 def _metric(finding: ComparisonSummary) -> str:
-    return (one_line(finding.check["metric"]) if finding.check else "") or "-"
+    return one_line(finding.view.metric) or "-"
 
 
 def _numbers(finding: ComparisonSummary) -> list[str]:
-    return [value_text(finding), limit_text(finding), far_text(finding).removesuffix("x")]
+    view = finding.view
+    return [view.now, view.most, view.far.removesuffix("x")]
 
 
 def _failure_table(failed: Sequence[ComparisonSummary], width: int) -> list[str]:
@@ -341,7 +339,7 @@ def _wide_failures(failed: Sequence[ComparisonSummary], several: bool, site: int
             cut_middle(_mode_of(finding, several), 30),
             _metric(finding),
             *_numbers(finding),
-            change_text(finding) or "-",
+            finding.view.change,
         ]
         for finding in failed
     ]

@@ -198,7 +198,7 @@ def test_the_cause_comes_first_then_counts_and_other_causes() -> None:
     failed = [text for text in texts if text.startswith("failed: ")]
     assert {text.split()[1] for text in failed} == {"nan", "none", "above-zero", "ten", "twice"}
     assert (
-        "failed: ten (tiny, mode m3) is out of its limit: relative_mse 0.001, limit <= 0.000102, "
+        "failed: ten (tiny, mode m3) is out of its limit: relative_mse 1.00e-03, limit <= 1.02e-04, "
         "9.8x its limit (regression)"
     ) in failed
     (unknown,) = [text for text in texts if text.startswith("no accepted errors yet")]
@@ -249,7 +249,7 @@ def test_a_line_of_a_failure_has_metric_value_limit_and_layer_at_every_width() -
         lines = [line.text for line in other_cause_lines(cause, width)]
         texts = " ".join(" ".join(lines).split())
         assert all(display_width(text) <= width for text in lines)
-        for part in ("failed: ", "layers.7", "relative_mse 0.001", "limit <= 0.000102", "9.8x"):
+        for part in ("failed: ", "layers.7", "relative_mse 1.00e-03", "limit <= 1.02e-04", "9.8x"):
             assert part in texts, (width, lines)
     assert len(other_cause_lines(cause, 250)) == 1
 
