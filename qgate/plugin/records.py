@@ -33,9 +33,9 @@ from qgate.results import (
 from qgate.results.across_weights import add_across_weights
 from qgate.results.coverage import ModeCoverage, ModeScope, OmittedGate, coverage_of
 from qgate.results.extent import in_ci, lacks_gates, new_extent
-from qgate.results.looser import looser_limits
 from qgate.results.other_tests import other_tests_record
 from qgate.results.power import add_power
+from qgate.results.run_facts import looser_limits
 from qgate.results.tasks import add_tasks
 from qgate.storage.locations import short_path
 from qgate.storage.out_folders import CANDIDATES, REPRODUCTIONS, check_out_folder

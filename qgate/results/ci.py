@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from qgate.results.across_weights import across_weights_texts
 from qgate.results.check_views import view_of
-from qgate.results.extent import covered_texts, extent_text, partial_text
-from qgate.results.looser import looser_text
+from qgate.results.extent import partial_text
 from qgate.results.other_tests import (
     NOT_FINISHED,
     ended_badly,
@@ -17,11 +15,10 @@ from qgate.results.other_tests import (
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.power import power_texts
 from qgate.results.ranking import binding, binding_checks, worst_first
+from qgate.results.run_facts import RUN_FACTS
 from qgate.results.schema import is_counted
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally
-from qgate.results.tasks import task_texts
 from qgate.text import (
     counted,
     for_markdown,
@@ -87,13 +84,9 @@ def markdown_summary(
     if partial := partial_text(header):
         page.add(f"* **error**: {for_markdown(partial)}", "")
     page.add(tally.counts_text())
-    if (extent := extent_text(header)) and not partial:
-        page.add("", for_markdown(extent))
-    held = [*across_weights_texts(header), *covered_texts(header)]
-    for covered in [*held, *power_texts(header), *task_texts(header)]:
-        page.add("", for_markdown(covered))
-    if looser := looser_text(header):
-        page.add("", for_markdown(looser))
+    for fact in RUN_FACTS:
+        for text in () if fact.is_long else fact.lines(header):
+            page.add("", for_markdown(text))
     if not is_finished(header):
         page.add("", f"* **error**: {NOT_FINISHED}")
     elif not (counts.failed or broken or other["failed"] or partial) and ended_badly(header):

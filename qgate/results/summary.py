@@ -23,10 +23,10 @@ from qgate.results.failure_causes import (
     suspect_of,
 )
 from qgate.results.limit_kinds import limit_kind_of
-from qgate.results.long_texts import LONG_TEXT, long_text_words
 from qgate.results.ranking import binding, rank
 from qgate.results.schema import Record, is_counted
 from qgate.results.scopes import scope_of
+from qgate.results.tasks import LONG_TEXT, long_text_words
 from qgate.text import counted, figure_text, listed
 
 # Failures kept per test and mode, worst first; the others are counted.
