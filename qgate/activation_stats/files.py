@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -190,14 +189,14 @@ class _Writer:
             try:
                 sheet = picture.sheet()
                 if sheet is not None:
-                    draw = partial(picture.write, sheet, dpi=self.options.dpi, page=bool(self.page))
                     with local_files([self.folder / name for name in files]) as paths:
-                        image = draw(paths)
+                        picture.write(sheet, paths, dpi=self.options.dpi)
                     written += files
-                    file = files[0] if files else picture.name
-                    embedded.append(
-                        EmbeddedPicture(picture.section, file, sheet.title, picture.about, *image)
-                    )
+                    if self.page:
+                        about = (picture.section, files[0] if files else "", sheet.title)
+                        embedded.append(
+                            EmbeddedPicture(*about, picture.about, sheet.svg(), sheet.width)
+                        )
             except OSError:
                 raise
             except Exception as error:

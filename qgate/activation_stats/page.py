@@ -5,7 +5,6 @@ Everything from the model, the data or the settings is escaped. Scripts only sor
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from qgate.activation_stats.reading import (
 )
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
 from qgate.activation_stats.texts import keep_lines, max_over_rms, worst_layers
+from qgate.charts.inline import STYLE
 from qgate.charts.pages import Cell, headline, number, render
 from qgate.summaries.reading import figure_of
 from qgate.text import decibels, shortened
@@ -47,15 +47,14 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class EmbeddedPicture:
-    """A picture on the page: its section, file, title, description, and the PNG itself."""
+    """A picture on the page: its section, file, title, description, and the SVG with its width."""
 
     section: str
-    file: str
+    path: str
     title: str
     about: str
-    data: bytes
+    svg: str
     width: int
-    height: int
 
 
 def page(
@@ -66,10 +65,9 @@ def page(
 ) -> str:
     """Render the page; `files` are beside it, `failed` has the errors of missing pictures."""
     name = shortened(record["model"], 90)
-    by_section: dict[str, list[dict[str, object]]] = {section: [] for section in SECTIONS}
+    by_section: dict[str, list[EmbeddedPicture]] = {section: [] for section in SECTIONS}
     for picture in embedded:
-        data = base64.b64encode(picture.data).decode("ascii")
-        by_section[picture.section].append({**vars(picture), "data": data})
+        by_section[picture.section].append(picture)
     settings = [*record["settings"].items()]
     settings += [(f"version of {part}", value) for part, value in record["versions"].items()]
     settings += [(f"seconds of {part}", f"{s:.2f}") for part, s in record["seconds"].items()]
@@ -93,6 +91,7 @@ def page(
         ],
         sections=SECTIONS,
         pictures=by_section,
+        sheet_style=STYLE,
         most=_MOST,
         format_names=names,
         tables={

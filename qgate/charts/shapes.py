@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgate.charts.figure import SMALL, dress
-from qgate.charts.palette import BLACK, GRAY, MAP, WHITE
+from qgate.charts.palette import GRAY, MAP, ON_PALE, WHITE
 from qgate.charts.sheet import (
     Sheet,
     boxes_of,
@@ -192,5 +192,5 @@ def write_cells(
         if math.isfinite(value):
             axes.text(
                 column, row, name(float(value)), ha="center", va="center", fontsize=SMALL,
-                color=BLACK if black(float(value)) else WHITE,
+                color=ON_PALE if black(float(value)) else WHITE,
             )  # fmt: skip

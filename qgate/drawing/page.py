@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from qgate.charts.inline import STYLE
 from qgate.charts.pages import Cell, headline, leading, number, render
 from qgate.drawing.findings import (
     FORMATS_ABOUT,
@@ -65,13 +66,13 @@ SECTIONS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class LinkedPicture:
-    """A picture beside the page: its path from there, its sentence, and its size in pixels."""
+    """A picture of the page: its file beside it, its sentence, the picture and its width."""
 
     path: str
     title: str
     about: str
+    svg: str
     width: int
-    height: int
 
 
 def page(
@@ -86,9 +87,9 @@ def page(
     """Render the page with links to `files`; `failed` says why pictures are missing."""
     findings = findings or findings_of(analysis)
     sentences = worst_first([*findings.findings, *not_drawn(failed or {})])
-    by_folder: dict[str, list[Mapping[str, object]]] = {folder: [] for folder in ("", *SECTIONS)}
+    by_folder: dict[str, list[LinkedPicture]] = {folder: [] for folder in ("", *SECTIONS)}
     for picture in pictures:
-        by_folder[picture.path.rpartition("/")[0]].append(vars(picture))
+        by_folder[picture.path.rpartition("/")[0]].append(picture)
     name = str(analysis["dump"].get("folder") or "a dump")
     first, tone = headline(sentences, name)
     worst = _worst_rows(analysis)
@@ -109,6 +110,7 @@ def page(
             *([("notes", "Notes", len(analysis["notes"]))] if analysis["notes"] else ()),
         ],
         pictures=by_folder,
+        sheet_style=STYLE,
         sections=SECTIONS,
         plots=plots,
         worst=worst,

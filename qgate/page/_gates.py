@@ -31,6 +31,7 @@ from qgate.page._texts import (
 from qgate.page.plots.growth import error_growth
 from qgate.page.plots.panels import Panel, panels_of
 from qgate.page.runs import RecordedGate, Run
+from qgate.results.check_views import NOTHING
 from qgate.results.pictures import Plots
 from qgate.text import listed, one_line, shortened
 
@@ -51,7 +52,7 @@ _COLUMNS = {
     "metric": 8.8, "value": 5, "limit": 5.8, "change": 4.8, "margin": 4.6, "seconds": 5.4,
 }  # fmt: skip
 # Those that a phone shows, in percent: what failed, its value and its limit.
-_NARROW = {"verdict": 17, "mode": 15, "site": 24, "value": 15, "limit": 16, "margin": 13}
+_NARROW = {"verdict": 15, "mode": 14, "site": 22, "value": 16, "limit": 20, "margin": 13}
 _WORDS, _MOST_REM = 8, 9.0
 _LONGEST = 80
 
@@ -170,14 +171,13 @@ def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
     reason = check.reason or limit_text + where
     if check.accepted_on:
         reason += f"; accepted on {check.accepted_on}"
-    also = [f"{other.metric} {view_texts(other).distance}" for other in further_checks]
-    far = view.distance if check.limit.has_number else check.kind
+    also = [f"{other.metric} {view_texts(other).how_far}" for other in further_checks]
     step = f"h{margin_step(view.times)}" if check.limit.has_number else ""
     return (
         one_line(check.site) or "–",
         (check.scope, check.metric or "–"),
         (view.now, view.limit, view.against, view.change),
-        (far, step),
+        (view.how_far, step),
         reason,
         listed(also, _MOST_ALSO),
     )
@@ -236,7 +236,7 @@ def _row(gate: RecordedGate, run: Run, several: bool, detailed: Collection[int])
     verdict = verdict_of(gate, run)
     names = ("suite", "model", "mode", "layer") if several else ("suite", "mode", "layer")
     view = view_texts(check)
-    margin = view.far if check is not None and check.limit.has_number else "–"
+    margin = "–" if view.far in (NOTHING, view.kind) or not view.kind else view.far
     return (
         gate.anchor,
         _CLASSES[verdict],

@@ -206,14 +206,18 @@ def view_texts(check: Check | None) -> CheckView:
     view = view_of(None if check is None else vars(check))
     return view._replace(
         now=_typeset(view.now), limit=_typeset(view.limit), against=_typeset(view.against),
-        change=_typeset(view.change), far=_typeset(view.far if check else NOTHING),
+        change=_typeset(view.change), far=_times_sign(view.far),
     )  # fmt: skip
 
 
 def _typeset(text: str) -> str:
     if text in (NOTHING, ""):
         return "–"
-    return re.sub(r"(?<=\d)x$", "×", text).replace("<=", "≤").replace(">=", "≥")
+    return _times_sign(text).replace("<=", "≤").replace(">=", "≥")
+
+
+def _times_sign(text: str) -> str:
+    return re.sub(r"(?<=\d)x$", "×", text)
 
 
 # What to type next --------------------------------------------------------------------------------

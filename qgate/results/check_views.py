@@ -43,14 +43,20 @@ class CheckView(NamedTuple):
         return self.limit.removeprefix("<= ")
 
     @property
+    def how_far(self) -> str:
+        """Write `26.6x (regression)`, for a column of that name."""
+        far = _NOT_FINITE if self.far == NOTHING else self.far
+        return f"{far} ({self.kind})" if self._has_times else far
+
+    @property
     def distance(self) -> str:
         """Write `26.6x its limit (regression)`."""
-        if self.far == NOTHING:
-            return _NOT_FINITE
-        if self.far == self.kind:
-            return self.far
         far = "over a limit of 0" if self.far == _OVER_ZERO else f"{self.far} its limit"
-        return f"{far} ({self.kind})" if self.kind else self.far
+        return f"{far} ({self.kind})" if self._has_times else self.how_far
+
+    @property
+    def _has_times(self) -> bool:
+        return self.far not in (NOTHING, self.kind) and bool(self.kind)
 
     def text(self) -> str:
         """Write `relative_mse 9.2e-04, limit <= 3.5e-05, 26.6x its limit (regression)`."""

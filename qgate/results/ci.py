@@ -191,7 +191,7 @@ def _row(comparison: ComparisonSummary) -> str:
     mode, view = f"{comparison.model} {comparison.mode}", comparison.view
     figures = _figures(comparison)
     return markdown_row(
-        [comparison.site, comparison.scope, mode, *figures, view.distance, view.change]
+        [comparison.site, comparison.scope, mode, *figures, view.how_far, view.change]
     )
 
 

@@ -56,6 +56,7 @@ class FactTable(NamedTuple):
 
     total   what the link to the section counts; 0 for nothing
     words   the columns are words, and no figures
+    folded  it is no news
     """
 
     anchor: str
@@ -65,6 +66,7 @@ class FactTable(NamedTuple):
     rows: Sequence[Sequence[tuple[str, str]]]
     total: int = 0
     words: bool = False
+    folded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +242,8 @@ def _looser(header: Header) -> FactTable | None:
     ]  # fmt: skip
     about = f"{_LOOSER}: {own:,} set by this project, {len(rows) - own:,} by the suites of qgate."
     heads = "limit", "value", "usual", "looser by", "reason", "set by", "for"
-    return FactTable("looser", "Looser limits", about, heads, rows, own) if rows else None
+    title = "Looser limits"
+    return FactTable("looser", title, about, heads, rows, own, folded=not own) if rows else None
 
 
 def _places_text(limit: LooserLimit) -> str:
