@@ -74,6 +74,20 @@ def page(
     names = format_names(record)
     sentences = [*not_drawn(failed), *findings(record)]
     first, tone = headline(sentences, name)
+    tables = {
+        "layers": _layer_rows(record, names),
+        "channels": _channel_rows(record),
+        "tokens": _token_rows(record),
+        "formats": _format_rows(record, names),
+        "sensitivity": _sensitivity_rows(record),
+        "smoothing": _smoothing_rows(record),
+    }
+    tables_of = {"outliers": ("channels", "tokens")}
+    sections = {
+        name: words
+        for name, words in SECTIONS.items()
+        if by_section[name] or any(tables.get(of) for of in tables_of.get(name, (name,)))
+    }
     return render(
         "activation_stats/page",
         title=f"Activations of {shortened(name, 60)}",
@@ -85,23 +99,17 @@ def page(
         keep="\n".join(keep_lines(record)),
         links=[
             ("layers", "Worst layers", 0),
-            *((section, SECTIONS[section][0], len(by_section[section])) for section in SECTIONS),
+            *((name, words[0], len(by_section[name])) for name, words in sections.items()),
             ("settings", "Settings", 0),
             ("files", "Files", 0),
         ],
-        sections=SECTIONS,
+        sections=sections,
+        absent=[words for name, words in SECTIONS.items() if name not in sections],
         pictures=by_section,
         sheet_style=STYLE,
         most=_MOST,
         format_names=names,
-        tables={
-            "layers": _layer_rows(record, names),
-            "channels": _channel_rows(record),
-            "tokens": _token_rows(record),
-            "formats": _format_rows(record, names),
-            "sensitivity": _sensitivity_rows(record),
-            "smoothing": _smoothing_rows(record),
-        },
+        tables=tables,
         settings=settings,
         files=files,
         notes=record["notes"],

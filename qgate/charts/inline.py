@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +44,10 @@ STYLE = (
 )
 """The colors of such pictures on a dark page, each in an element of class `sheet`."""
 _COLOR = re.compile(rf"(fill|stroke): ({'|'.join(_DARK)})\b")
-_USED, _ID = re.compile(r"(?:#|url\(#)([\w-]+)"), re.compile(r' id="([^"]+)"')
+_TAG, _ID = re.compile(r"<[^>]+>"), re.compile(r' id="([^"]+)"')
+_USED = re.compile(r"(?:=\"|url\()#([\w-]+)")
+# The font is that of the page, and nothing turns by no degrees.
+_NEEDLESS = re.compile(r" ?font-family: [^;\"]*;?| transform=\"rotate\(-?0 [^\"]*\"")
 
 
 def inline_svg(figure: Figure, title: str) -> str:
@@ -73,23 +77,23 @@ def _themed(text: str, figure: Figure, title: str) -> str:
     # This style would hold for all of the page.
     body = re.sub(r"<style.*?</style>", "", body, flags=re.DOTALL)
     used = set(_USED.findall(body))
-    body = _ID.sub(lambda match: match[0] if match[1] in used else "", body)
-    body = re.sub(r" ?font-family: [^;\"]*;?|transform=\"rotate\(-?0 [^\"]*\"", "", body)
-    body = re.sub(r"<text[^>]*>|[^<]+|<", lambda match: _with_colors(match[0]), body)
+    # Names are other people's: nothing changes but tags, in which all of them are escaped.
+    body = _TAG.sub(lambda tag: _themed_tag(tag[0], used), body)
     body = re.sub(r"\s*\n\s*", " ", body)
     width, height = (72 * float(inches) for inches in figure.get_size_inches())
     return (
-        f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width:.0f}" height="{height:.0f}" role="img" aria-label="{for_html(title)}" '
-        f'stroke-linejoin="round" fill="var(--c{BLACK[1:]},{BLACK})">{body}</svg>'
+        f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:.0f}" height="{height:.0f}" '
+        f'role="img" aria-label="{for_html(title)}" stroke-linejoin="round" '
+        f'fill="var(--c{BLACK[1:]},{BLACK})">{body}</svg>'
     )
 
 
-def _with_colors(part: str) -> str:
-    """Name the colors of a piece of SVG; white words stay white, as they are on dark cells."""
+def _themed_tag(tag: str, used: Container[str]) -> str:
+    """Name the colors of a tag; white words stay white, as they are on dark cells."""
 
     def named(match: re.Match[str]) -> str:
-        is_word = part.startswith("<text") and match[2] == WHITE
+        is_word = tag.startswith("<text") and match[2] == WHITE
         return match[0] if is_word else f"{match[1]}: var(--c{match[2][1:]},{match[2]})"
 
-    return _COLOR.sub(named, part)
+    tag = _ID.sub(lambda match: match[0] if match[1] in used else "", tag)
+    return _COLOR.sub(named, _NEEDLESS.sub("", tag))

@@ -34,6 +34,9 @@ from qgate.text import decibels, percent, shortened
 from qgate.text.findings import NOTHING, not_drawn, worst_first
 
 _WORST = 60
+_NOTHING_BAD = "No tensor is bad in any way that qgate looks for."
+_NO_FORMATS = "No tensor has figures of formats: there are statistics only."
+_NO_PICTURES = "Pictures were not asked for."
 # Folders of pictures in the order of the page, with their titles and what an empty one says.
 SECTIONS: dict[str, tuple[str, str]] = {
     "distributions": ("Distributions", "There are no values and no counts, so no distributions."),
@@ -93,6 +96,11 @@ def page(
     name = str(analysis["dump"].get("folder") or "a dump")
     first, tone = headline(sentences, name)
     worst = _worst_rows(analysis)
+    sections = {folder: words for folder, words in SECTIONS.items() if by_folder[folder]}
+    absent = [] if worst else [("Worst tensors", _NOTHING_BAD)]
+    absent += [] if findings.formats else [("Formats", _NO_FORMATS)]
+    absent += [words if plots else (words[0], _NO_PICTURES) for words in SECTIONS.values()
+               if words not in sections.values()]  # fmt: skip
     return render(
         "drawing/page",
         title=leading((sentences or [NOTHING])[0].text, 110),
@@ -103,15 +111,16 @@ def page(
         findings=sentences,
         links=[
             ("overview", "Overview", 0),
-            ("worst", "Worst tensors", 0),
-            ("formats", "Formats", 0),
-            *((name, title, len(by_folder[name])) for name, (title, _) in SECTIONS.items()),
+            *([("worst", "Worst tensors", 0)] if worst else ()),
+            *([("formats", "Formats", 0)] if findings.formats else ()),
+            *((name, title, len(by_folder[name])) for name, (title, _) in sections.items()),
             ("files", "Files", 0),
             *([("notes", "Notes", len(analysis["notes"]))] if analysis["notes"] else ()),
         ],
         pictures=by_folder,
         sheet_style=STYLE,
-        sections=SECTIONS,
+        sections=sections,
+        absent=absent,
         plots=plots,
         worst=worst,
         more=len(analysis["tensors"]) - len(worst),

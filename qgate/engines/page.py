@@ -52,6 +52,9 @@ _NARROW = {
 _ORIGINS = {"local": "starts here", "carried": "carried", "enters": "enters here"}
 _ESTIMATES = "The ± is half of a 95 % interval. KL and k3 are from B to A, in nats per token."
 
+_NO_MODULES = "Modules are compared where both engines are dumps."
+_NO_WEIGHTS = "No weights were given: dumps hold them, or --weights names the checkpoints."
+_NO_SAMPLES = "No sample differs."
 _WIDTH, _HEIGHT = 440.0, 230.0
 _FIRST = 1
 """Position of the first token that has a log-probability."""
@@ -63,6 +66,13 @@ def page(record: EnginesRecord, files: Sequence[str]) -> str:
     figures, weights = record.figures, record.weights
     verdict, cause, size = _heading(record)
     samples = [sample_chart(sample) for sample in record.sample_lines]
+    absent = {
+        "modules": "" if record.sites_compared else _NO_MODULES,
+        "weights": "" if weights else _NO_WEIGHTS,
+        "tokens": "" if figures.carriers else "All tokens have equal log-probabilities.",
+        "positions": "" if record.profile or samples else _NO_SAMPLES,
+        "samples": "" if figures.worst_samples else _NO_SAMPLES,
+    }
     links = [
         ("findings", "Findings", 0),
         ("modules", "Modules", len(record.sites)),
@@ -82,7 +92,8 @@ def page(record: EnginesRecord, files: Sequence[str]) -> str:
         tone=_tone(record),
         head_view=_head_view(record),
         evidence=[*map(_limit_row, record.limits), *_reason_rows(record)],
-        links=links,
+        links=[link for link in links if not absent.get(link[0])],
+        absent=[(title, why) for name, title, _ in links if (why := absent.get(name))],
         narrow=_NARROW,
         profile=profile_chart(record.profile) if record.profile else "",
         samples=samples,

@@ -32,6 +32,7 @@ from qgate.page.plots.growth import error_growth
 from qgate.page.plots.panels import Panel, panels_of
 from qgate.page.runs import RecordedGate, Run
 from qgate.results.check_views import NOTHING
+from qgate.results.failure_causes import cause_of
 from qgate.results.pictures import Plots
 from qgate.text import listed, one_line, shortened
 
@@ -130,7 +131,7 @@ def _block(run: Run, gate: RecordedGate, rows: int, *, is_open: bool) -> dict[st
     command, why = accept_command(run, gate)
     steps = [("test", gate.node, True), ("run it again", rerun_command(run, gate), True)]
     script_folder = next((r["reproduction"] for r in gate.failed if "reproduction" in r), "")
-    if cause := next((cause for cause in run.causes if gate.node in cause.gates), None):
+    if cause := cause_of(run.causes, gate.node):
         steps.insert(0, ("enters at", cause.place, True))
     if script_folder:
         steps.append(

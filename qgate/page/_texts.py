@@ -16,7 +16,7 @@ from qgate.project.gate_kinds import gate_kinds
 from qgate.project.options import PathPair
 from qgate.results.check_views import NOTHING, CheckView, view_of
 from qgate.results.extent import partial_head
-from qgate.results.failure_causes import suspect_of
+from qgate.results.failure_causes import cause_of, suspect_of
 from qgate.results.limit_kinds import limit_kind_of
 from qgate.results.other_tests import NOT_FINISHED, other_tests_text
 from qgate.results.ranking import needs_accepted, severity
@@ -128,9 +128,9 @@ def headline_parts(run: Run) -> tuple[str, str]:
 
 
 def headline_figures(run: Run) -> str:
-    """Return the figures of the first cause, which stand below a headline that has its place."""
+    """Return the figures of a single fault, which stand below a headline that has its place."""
     has_failed = any(not gate.is_new for gate in run.failed)
-    return run.causes[0].figures() if has_failed and run.causes else ""
+    return run.causes[0].figures() if has_failed and len(run.causes) == 1 else ""
 
 
 def _headline(run: Run) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ def _headline(run: Run) -> tuple[str, ...]:
         lacking = f"no verdict for {gates_of} set-up failed"
     if failed:
         more = f"{len(new):,} new" if new else ""
-        first = run.causes[0].title() if run.causes else gate_line(failed[0])
+        first = _faults(run) or gate_line(failed[0])
         return f"{len(failed):,} of {gates} failed", first, more, lacking, *also
     if new:
         verb = "has" if len(new) == 1 else "have"
@@ -185,6 +185,15 @@ def _headline(run: Run) -> tuple[str, ...]:
     location = f"{gate.record['site']} (mode {gate.record['mode']})"
     nearest = f"nearest to its limit is {gate.check['metric']} at {location}"
     return first, f"{nearest}, {nearness_text(gate)}"
+
+
+def _faults(run: Run) -> str:
+    """Name the fault of a run, or the first two of several; empty for none."""
+    titles = [cause.title() for cause in run.causes[:2]]
+    if len(titles) < 2:
+        return "".join(titles)
+    more = f"; and {len(run.causes) - 2} more" if len(run.causes) > 2 else ""
+    return f"{len(run.causes)} faults: {'; '.join(titles)}{more}"
 
 
 def updated_text(update: Mapping[str, Any] | None) -> str:
@@ -236,7 +245,7 @@ def rerun_command(run: Run, gate: RecordedGate) -> str:
 def accept_command(run: Run, gate: RecordedGate) -> tuple[str, str]:
     """Return the command that accepts the values of a gate, or the reason that none does."""
     failed = [check for record in gate.failed for check in failed_checks(record)]
-    cause = next((cause for cause in run.causes if gate.node in cause.gates), None)
+    cause = cause_of(run.causes, gate.node)
     if cause is not None and gate.node != cause.suspect.node and not cause.is_acceptable:
         return "", f"mend {cause.place} first: this gate follows from it"
     if why := hint(tuple(failed)):

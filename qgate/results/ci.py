@@ -7,6 +7,7 @@ from typing import Any
 
 from qgate.results.check_views import view_of
 from qgate.results.extent import partial_text
+from qgate.results.failure_causes import cause_of
 from qgate.results.other_tests import (
     NOT_FINISHED,
     ended_badly,
@@ -220,7 +221,7 @@ def github_annotations(records: Sequence[Mapping[str, Any]]) -> list[str]:
             text = f"cause: {cause.text()}"
             of_causes.append((causes.index(cause), github_annotation(record, text) or ""))
             continue
-        source = next((cause for cause in causes if node in cause.gates), None)
+        source = cause_of(causes, node)
         ending = f"; follows from {source.place}" if source else ""
         following.append(github_annotation(record, ending=ending))
     return [line for line in (*(line for _, line in sorted(of_causes)), *following) if line]

@@ -297,6 +297,12 @@ def joined_causes(by_mode: Iterable[Sequence[FailureCause]]) -> list[FailureCaus
     return remaining
 
 
+def cause_of(causes: Sequence[FailureCause], node: str) -> FailureCause | None:
+    """Return the cause of a failed gate: one of its own comes before one that it follows from."""
+    own = (cause for cause in causes if cause.suspect.node == node)
+    return next(own, next((cause for cause in causes if node in cause.gates), None))
+
+
 def _likeliest_first(
     cause: FailureCause, in_mode: Mapping[tuple[str, str], Collection[str]]
 ) -> tuple[Any, ...]:
