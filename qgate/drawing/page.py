@@ -97,7 +97,8 @@ def page(
     first, tone = headline(sentences, name)
     worst = _worst_rows(analysis)
     sections = {folder: words for folder, words in SECTIONS.items() if by_folder[folder]}
-    absent = [] if worst else [("Worst tensors", _NOTHING_BAD)]
+    absent = [] if by_folder[""] else [("Overview", _NO_PICTURES)]
+    absent += [] if worst else [("Worst tensors", _NOTHING_BAD)]
     absent += [] if findings.formats else [("Formats", _NO_FORMATS)]
     absent += [words if plots else (words[0], _NO_PICTURES) for words in SECTIONS.values()
                if words not in sections.values()]  # fmt: skip
@@ -110,7 +111,7 @@ def page(
         summary=summary_line(analysis),
         findings=sentences,
         links=[
-            ("overview", "Overview", 0),
+            *([("overview", "Overview", 0)] if by_folder[""] else ()),
             *([("worst", "Worst tensors", 0)] if worst else ()),
             *([("formats", "Formats", 0)] if findings.formats else ()),
             *((name, title, len(by_folder[name])) for name, (title, _) in sections.items()),

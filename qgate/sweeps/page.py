@@ -137,7 +137,6 @@ def page(
         if (own := [entry for entry in rows if entry["folder"] == folder])
     ]
     first, tone = headline(entries, results)
-    first = first[:1].upper() + first[1:]
     choices = [
         (entry["tensor"], _link(entry["folder"]), choice_rows(entry["choices"]))
         for entry in [*entries, *earlier]

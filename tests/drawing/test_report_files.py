@@ -201,12 +201,12 @@ def test_the_page_needs_nothing_but_its_pictures(drawn: Drawn) -> None:
         assert picture["aria-label"]
         assert int(picture["width"] or 0) > 0
         assert int(picture["height"] or 0) > 0
-    assert all(f"href='{path}'" in text for path in FEW)
+    assert all(f"href='{each.path}'" in text for each in FEW)
     for link in read.all("a"):
         target = link["href"] or ""
         known = {attributes.get("id") for _, attributes in read.tags}
         assert target[1:] in known if target.startswith("#") else (folder / target).is_file()
-    folders = {path.rpartition("/")[0] for path in FEW} - {""}
+    folders = {each.folder for each in FEW} - {""}
     assert {*SECTIONS} & {s.get("id") for s in read.all("section")} == folders
 
 
