@@ -13,8 +13,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from qgate.charts.reports import PagePicture
 from qgate.drawing.findings import DumpFindings, findings_of
-from qgate.drawing.page import LinkedPicture, page
+from qgate.drawing.page import page
 from qgate.drawing.tables import TABLES
 from qgate.drawing.texts import tensor_stats
 from qgate.engine import Failure, Workers, map_items, workers_of
@@ -93,7 +94,7 @@ def draw_analysis(
     drawn = {drawing.path: drawing for drawing in drawings if drawing.title}
     failed = {drawing.path: drawing.failure for drawing in drawings if drawing.failure}
     linked = [
-        LinkedPicture(p.path, outcome.title, p.about, outcome.svg, outcome.width)
+        PagePicture(p.path, outcome.title, p.about, outcome.svg, outcome.width)
         for p in pictures
         if (outcome := drawn.get(p.path)) is not None
     ]
