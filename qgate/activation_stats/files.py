@@ -166,10 +166,10 @@ class _Writer:
             write_text(self.folder / self._named(name), text)
             written.append(self._named(name))
         failed: dict[str, str] = {}
-        drawn = self._draw(written, failed)
+        pictures = self._draw(written, failed)
         if self.page:
             name = self._named(self.page)
-            write_text(self.folder / name, page(self.record, drawn, written, failed))
+            write_text(self.folder / name, page(self.record, pictures, written, failed))
             written.insert(0, name)
         current = {*written, self._listed}
         self.home.remove(*sorted(({*before, *possible} - current) & {*files_in(self.home.fresh())}))
@@ -184,7 +184,7 @@ class _Writer:
 
     def _draw(self, written: list[str], failed: dict[str, str]) -> dict[str, list[PagePicture]]:
         """Draw the pictures one by one, so that memory holds one at a time."""
-        drawn: dict[str, list[PagePicture]] = {}
+        pictures: dict[str, list[PagePicture]] = {}
         for done, picture in enumerate(self.pictures, 1):
             files = self._picture_files(picture)
             try:
@@ -196,7 +196,7 @@ class _Writer:
                     if self.page:
                         file = files[0] if files else ""
                         about = (file, sheet.title, picture.about, sheet.svg(), sheet.width)
-                        drawn.setdefault(picture.section, []).append(PagePicture(*about))
+                        pictures.setdefault(picture.section, []).append(PagePicture(*about))
             except OSError:
                 raise
             except Exception as error:
@@ -204,7 +204,7 @@ class _Writer:
                 failed[picture.name] = f"{type(error).__name__}: {error}"
             if self.progress is not None:
                 self.progress(done, len(self.pictures))
-        return drawn
+        return pictures
 
     def _list(self, names: Iterable[str]) -> None:
         listing = {"kind": _KIND, "model": self.record["model"], "files": sorted(names)}

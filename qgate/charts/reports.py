@@ -91,9 +91,9 @@ def report_page(
 
     contents   "tabs" to show one section at a time
     """
-    shown = [section for section in sections if not section.is_empty or not section.empty]
-    absent = [(section.title, section.empty) for section in sections if section not in shown]
-    links = [(each.anchor, each.link or each.title, each.total) for each in shown]
+    present = [section for section in sections if not section.is_empty or not section.empty]
+    absent = [(section.title, section.empty) for section in sections if section not in present]
+    links = [(each.anchor, each.link or each.title, each.total) for each in present]
     links += [("files", "Files", len(files))] if files else []
     links += [("notes", "Notes", len(notes))] if notes else []
     return render(
@@ -101,6 +101,6 @@ def report_page(
         title=shortened(title or (f"{verdict}: {cause}" if cause else verdict), 120),
         plot_style=f"{svg.STYLE}@media print{{.plot{{{svg.LIGHT}}}}}{inline.STYLE}",
         verdict=verdict, tone=tone, cause=cause, about=about, head_view=head_view,
-        findings=findings, sections=shown, absent=absent, links=links, contents=contents,
+        findings=findings, sections=present, absent=absent, links=links, contents=contents,
         files=files, notes=notes,
     )  # fmt: skip

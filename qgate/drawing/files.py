@@ -91,16 +91,16 @@ def draw_analysis(
         drawings.append(drawing)
         if progress is not None:
             progress(len(drawings), len(pictures))
-    drawn = {drawing.path: drawing for drawing in drawings if drawing.title}
+    outcomes = {drawing.path: drawing for drawing in drawings if drawing.title}
     failed = {drawing.path: drawing.failure for drawing in drawings if drawing.failure}
     linked = [
         PagePicture(p.path, outcome.title, p.about, outcome.svg, outcome.width)
         for p in pictures
-        if (outcome := drawn.get(p.path)) is not None
+        if (outcome := outcomes.get(p.path)) is not None
     ]
     text = page(analysis, linked, _TEXTS[1:], failed=failed, plots=plots, findings=findings)
     write_text(folder / PAGE, text)
-    copies = {copy: path for copy, path in copies.items() if path in drawn}
+    copies = {copy: path for copy, path in copies.items() if path in outcomes}
     for copy, path in copies.items():
         folder_of((folder / copy).parent).make()
         write_bytes(folder / copy, (folder / path).read_bytes())

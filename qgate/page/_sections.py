@@ -17,7 +17,7 @@ from qgate.page.comparison_texts import (
     verdict_text,
 )
 from qgate.page.comparisons import GROUPS, Row, RunComparison, RunValue
-from qgate.page.pages import Section
+from qgate.page.pages import HtmlSection
 from qgate.page.runs import Run
 from qgate.page.tables import cut_middle
 from qgate.text import distinct, one_line, shortened
@@ -30,7 +30,7 @@ _RUN_HEAD = ("run", "verdict", "device", "commit", "started", "failed", "gates")
 _WIDTHS, _VALUE, _LAST, _SITE = (4.5, 0, 6, 8, 10), 7, (5, 9), 14
 
 
-def comparison_section(comparison: RunComparison, runs: Sequence[Run]) -> Section:
+def comparison_section(comparison: RunComparison, runs: Sequence[Run]) -> HtmlSection:
     """Render the runs, the differences of their headers, and all rows in one table to filter."""
     names = comparison.names
     several = len({row.model for row in comparison.rows}) > 1
@@ -59,7 +59,7 @@ def comparison_section(comparison: RunComparison, runs: Sequence[Run]) -> Sectio
         rows=[_row(row, heads, several) for row in rows],
         more=len(comparison.rows) - len(rows),
     )
-    return Section("comparison", "Comparison", html)
+    return HtmlSection("comparison", "Comparison", html)
 
 
 def _run_row(name: str, run: Run) -> list[Cell]:

@@ -30,7 +30,7 @@ from qgate.results.pictures import Plots
 from qgate.results.run_facts import fact_tables
 from qgate.text import shortened
 
-__all__ = ["Section", "map_fragment", "page", "page_parts", "summary_head"]
+__all__ = ["HtmlSection", "map_fragment", "page", "page_parts", "summary_head"]
 
 _CAUSES, _NOTES = 50, 8
 _LATER = "\0"  # the place of later rows: no text of a page has this character
@@ -39,7 +39,7 @@ _COUNT_TONES = {"failed": "fail", "new": "warn", "no verdict": "warn", "passed":
 
 
 @dataclass(frozen=True)
-class Section:
+class HtmlSection:
     """A further section of the page; its html is inserted unchanged."""
 
     anchor: str
@@ -51,7 +51,7 @@ def page(
     run: Run,
     *,
     plots: Plots = "worst",
-    sections: Sequence[Section] = (),
+    sections: Sequence[HtmlSection] = (),
     lead: tuple[str, str] | None = None,
 ) -> str:
     """Render the whole page of a run; `lead` is another headline and its tone.
@@ -62,7 +62,7 @@ def page(
 
 
 def page_parts(
-    run: Run, plots: Plots, sections: Sequence[Section], lead: tuple[str, str] | None
+    run: Run, plots: Plots, sections: Sequence[HtmlSection], lead: tuple[str, str] | None
 ) -> Iterator[str]:
     """Render the page of `page` in parts, so that the rows of many gates are not kept at once."""
     panels = Panels(plots)

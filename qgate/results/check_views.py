@@ -84,8 +84,9 @@ def view_of(check: Mapping[str, Any] | None, accepted: float | None = None) -> C
         now, before = one_line(text or NOTHING), one_line(accepted_text or NOTHING)
         most, change, moved = f"== {before}" if accepted_text else NOTHING, NOTHING, math.nan
     else:
-        now, most, *apart = figures_apart(value, bound, *([] if check["passed"] else [against]))
-        before = apart[0] if apart else figures_apart(against)[0]
+        figures = [value, bound] if check["passed"] else [value, bound, against]
+        now, most, *base = figures_apart(*figures)
+        before = (base or figures_apart(against))[0]
         most = NOTHING if bound is None else f"{check['side']} {most}"
         change, moved = _change(check, against)
         if not is_number(value):

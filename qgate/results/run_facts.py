@@ -133,11 +133,11 @@ def _omitted(header: Header) -> FactTable | None:
         )
         for group in extent["omitted"]
     ]
-    held, gates = extent["judged"], extent["gates"]
-    about = f"{held:,} of {gates:,} gates within the modes asked for were held."
-    title = "Gates that were not held" if gates > held else "What no gate compares"
+    judged, gates = extent["judged"], extent["gates"]
+    about = f"{judged:,} of {gates:,} gates within the modes asked for were held."
+    title = "Gates that were not held" if gates > judged else "What no gate compares"
     heads = "why", "mode", "layers and suites", "gates"
-    return FactTable("omitted", title, about, heads, rows, gates - held, words=True)
+    return FactTable("omitted", title, about, heads, rows, gates - judged, words=True)
 
 
 def _power(header: Header) -> FactTable | None:

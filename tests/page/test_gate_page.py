@@ -19,7 +19,7 @@ from qgate.charts.palette import HEAT_DARK, HEAT_LIGHT
 from qgate.gate.checks import Check
 from qgate.page import _gates
 from qgate.page._texts import headline, view_texts
-from qgate.page.pages import Section, page, summary_head
+from qgate.page.pages import HtmlSection, page, summary_head
 from qgate.page.runs import Run, run_of_records
 from qgate.results.check_views import view_of
 from qgate.results.schema import line
@@ -205,7 +205,7 @@ def test_the_command_runs_the_gate_again_as_it_was_run() -> None:
 
 def test_every_gate_has_a_row_and_every_id_is_unique() -> None:
     run = made_run(300, header=made_header(broken={"suites/test_task.py::test_task[x]": "no"}))
-    html = page(run, sections=[Section("compared", "Compared <runs>", "<p>mine</p>")])
+    html = page(run, sections=[HtmlSection("compared", "Compared <runs>", "<p>mine</p>")])
     ids = [tag["id"] for _, tag in Reader(html).tags if tag.get("id")]
     assert len(ids) == len(set(ids))
     assert {gate.anchor for gate in run.gates} <= set(ids)
@@ -279,7 +279,7 @@ def test_what_is_just_over_its_limit_is_said_to_be(times: float, figure: str) ->
 
 
 def test_names_are_text_wherever_they_are() -> None:
-    html = page(hostile_run(), sections=[Section("<x>", HOSTILE[0], "")])
+    html = page(hostile_run(), sections=[HtmlSection("<x>", HOSTILE[0], "")])
     reader = Reader(html)
     assert len(reader.all("script")) == 1
     assert not [a for a in reader.all("a") if not str(a["href"]).startswith("#")]
