@@ -69,8 +69,10 @@ class Section:
 
     @property
     def is_empty(self) -> bool:
-        drawn = self.whole or self.figures or self.pictures or self.evidence
-        return not (drawn or any(table.rows for table in self.tables) or self.lines or self.facts)
+        has_pictures = self.whole or self.figures or self.pictures or self.evidence
+        return not (
+            has_pictures or any(table.rows for table in self.tables) or self.lines or self.facts
+        )
 
 
 def report_page(
@@ -93,7 +95,7 @@ def report_page(
     """
     present = [section for section in sections if not section.is_empty or not section.empty]
     absent = [(section.title, section.empty) for section in sections if section not in present]
-    links = [(each.anchor, each.link or each.title, each.total) for each in present]
+    links = [(s.anchor, s.link or s.title, s.total) for s in present]
     links += [("files", "Files", len(files))] if files else []
     links += [("notes", "Notes", len(notes))] if notes else []
     return render(

@@ -85,7 +85,7 @@ def _sections(record: EnginesRecord) -> Iterator[Section]:
         )] if sites else [],
         empty="" if record.sites_compared else _NO_MODULES,
     )  # fmt: skip
-    rows = [_weight(each) for each in weights.differences] if weights else []
+    rows = [*map(_weight, weights.differences)] if weights else []
     more = weights.rounded + weights.differing - len(rows) if weights else 0
     yield Section(
         anchor="weights", title="Weights", total=len(rows),

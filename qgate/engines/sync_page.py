@@ -51,7 +51,7 @@ def page(record: SyncRecord, files: Sequence[str]) -> str:
             ),
             Section(
                 anchor="weights", title="Weights that are not the trainer's", link="Weights",
-                total=len(rows), tables=[each for each in (weights, unread) if each.rows],
+                total=len(rows), tables=[table for table in (weights, unread) if table.rows],
                 empty=_ALL_RIGHT,
             ),
             Section(
