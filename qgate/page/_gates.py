@@ -53,7 +53,7 @@ _COLUMNS = {
     "metric": 8.8, "value": 5, "limit": 5.8, "change": 4.8, "margin": 4.6, "seconds": 5.4,
 }  # fmt: skip
 # Those that a phone shows, in percent: what failed, its value and its limit.
-_NARROW = {"verdict": 15, "mode": 14, "site": 22, "value": 16, "limit": 20, "margin": 13}
+_NARROW = {"verdict": 17, "mode": 13, "site": 21, "value": 15, "limit": 20, "margin": 14}
 _WORDS, _MOST_REM = 8, 9.0
 _LONGEST = 80
 
