@@ -60,10 +60,10 @@ class CheckView(NamedTuple):
 
     def text(self) -> str:
         """Write `relative_mse 9.2e-04, limit <= 3.5e-05, 26.6x its limit (regression)`."""
-        now, limit = (text.removeprefix(NOTHING) for text in (self.now, self.limit))
+        now = "" if self.now == NOTHING else self.now
+        limit = "" if self.limit == NOTHING else f"limit {self.limit}"
         distance = "" if self.distance == now else self.distance
-        parts = [f"{self.metric} {now}".strip(), f"limit {limit}" if limit else "", distance]
-        return ", ".join(filter(None, parts))
+        return ", ".join(filter(None, [f"{self.metric} {now}".strip(), limit, distance]))
 
 
 _NO_CHECK = CheckView(
@@ -123,9 +123,8 @@ def _change(check: Mapping[str, Any], against: float | None) -> tuple[str, float
         # Below the floor of noise a value is as good as the zero it is compared with.
         return "≈ same", 1.0
     change, moved = change_of(metric, against, value)
-    if against and limit_kind_of(check["kind"]).is_ideal:
-        change = f"{decibels_over(check)} dB" if value else change
-    return change, moved
+    is_over = limit_kind_of(check["kind"]).is_ideal and bool(check["bound"] and value and against)
+    return (f"{decibels_over(check)} dB" if is_over else change), moved
 
 
 def change_of(metric: str, old: float, new: float) -> tuple[str, float]:
@@ -143,7 +142,7 @@ def change_of(metric: str, old: float, new: float) -> tuple[str, float]:
 
 def decibels_over(check: Mapping[str, Any]) -> str:
     """Write the distance from an ideal, with digits enough to differ from what is allowed."""
-    value, bound, allowed = (check[name] or 0.0 for name in ("value", "bound", "allowed"))
+    value, bound, allowed = (check.get(name) or 0.0 for name in ("value", "bound", "allowed"))
     if not (0 < value < math.inf and 0 < bound < math.inf):
         return "?"
     side = -1 if check["side"] == ">=" else 1

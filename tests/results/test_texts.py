@@ -332,6 +332,26 @@ def test_value_and_limit_differ_in_every_text() -> None:
     assert f"{view.metric} {view.now}, limit {view.limit}" in str(github_annotation(near))
 
 
+def test_one_view_has_the_texts_of_a_check() -> None:
+    check = {
+        "metric": "log2_mean", "kind": "regression", "value": -3.5, "side": "<=", "bound": -4.0,
+        "against": -4.5, "times": 2.0, "passed": False, "improved": False,
+    }  # fmt: skip
+    view = view_of(check)
+    assert view.text() == "log2_mean -3.5, limit <= -4, 2x its limit (regression)"
+    assert (view.against, view.change, view.how_far) == ("-4.5", "2x", "2x (regression)")
+    lost = view_of({**check, "value": None, "times": None})
+    assert lost.text() == "log2_mean not finite, limit <= -4"
+    assert (lost.far, lost.distance, lost.change, lost.times) == ("-", "not finite", "-", math.inf)
+    unexplained = view_of({**check, "kind": "budget", "bound": None, "times": math.inf})
+    assert unexplained.text() == "log2_mean -3.5, budget"
+    named = view_of({**check, "text": "int8", "accepted_text": "int4", "side": "=="})
+    assert (named.now, named.limit, named.against) == ("int8", "== int4", "int4")
+    assert view_of(None).text() == "nothing compared"
+    ideal = {"kind": "budget", "value": 2e-4, "bound": 1.1e-4, "against": 1e-4, "allowed": 0.5}
+    assert view_of({**check, "metric": "relative_mse", **ideal}).change == "3.1 dB"
+
+
 def test_an_expected_failure_counts_neither_way() -> None:
     expected = {**record("known", 1.0), "xfailed": "bug 17"}
     assert Tally([expected]).counts == Tally([]).counts
