@@ -89,7 +89,7 @@ def test_of_many_tensors_the_worst_are_pictured() -> None:
     assert "Of the 60 worst of 100 tensors" in text
     assert text.count("class='curves'") == 60, "a row for each tensor"
     assert text.count("<tr>") == 2 * 101, "of the sweeps, and of every metric"
-    assert text.index("t000.pt</a>") < text.index("t099.pt</a>")
+    assert text.index("t000.<wbr>pt</a>") < text.index("t099.<wbr>pt</a>")
 
 
 def test_values_beside_nan_give_no_advice_and_do_not_lead() -> None:
