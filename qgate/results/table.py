@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qgate.results.ranking import binding_checks, bound_of, value_of
+from qgate.results.ranking import binding_checks
 from qgate.storage.files import replacing
 from qgate.text import for_csv
 
@@ -66,7 +66,7 @@ def _rows(record: Mapping[str, Any], *, is_first: bool) -> Iterator[list[object]
     reason = record.get("reason") or {}
     for metric in dict.fromkeys([*record["values"], *checks]):
         check = dict(checks.get(metric, {}))
-        value = record["values"].get(metric, value_of(check) if check else None)
+        value = record["values"].get(metric, check.get("text") or check.get("value"))
         figures = [
             metric,
             value if value is not None else reason.get(f"/values/{metric}"),
@@ -74,7 +74,7 @@ def _rows(record: Mapping[str, Any], *, is_first: bool) -> Iterator[list[object]
             (record["accepted"] or {}).get(metric),
         ]
         if check:
-            check["bound"] = bound_of(check)
+            check["bound"] = check.get("accepted_text") or check["bound"]
         figures += [*(check.get(name) for name in _LIMIT), check.get("passed")]
         yield [*place, *map(_cell, figures), passed, seconds]
         place[_NODE] = seconds = ""
