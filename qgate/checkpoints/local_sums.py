@@ -53,11 +53,13 @@ class GroupSums:
         """
         units = scales.square()
         usual = (least / units).mean()
-        floor = USUAL * usual * units
+        floor = units.mul_(USUAL * usual)
         # Tiles without a value have the scale 1.
-        floor[(scales == 1) & (least < usual / 100)] = 0.0
-        floor = torch.maximum(floor, 1e-3 * least.mean() + 1e-30)
-        ratios = own / torch.maximum(least, floor)
+        if (scales.numpy() == 1).any():
+            floor[(scales == 1) & (least < usual / 100)] = 0.0
+        torch.maximum(floor, 1e-3 * least.mean() + 1e-30, out=floor)
+        torch.maximum(floor, least, out=floor)
+        ratios = torch.div(own, floor, out=floor)
         most = float(ratios.max())
         if most > 10 ** (GROUP_DB / 10):
             is_over = ratios > 10 ** (GROUP_DB / 10)
