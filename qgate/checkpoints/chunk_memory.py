@@ -14,7 +14,7 @@ from torch import Tensor
 SHAPES = 8
 """Shapes of chunks whose views are kept."""
 LARGE = 31 << 20
-"""Bytes of a block after which glibc keeps smaller ones that are freed; nothing is written to it."""
+"""Bytes of a block after which glibc keeps smaller ones that are freed; none is written to."""
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, int]
 _local = threading.local()

@@ -39,6 +39,8 @@ RATIOS = 1 << 20
 ALIKE = 1e4
 """Ratio of energies up to which the product of tensors follows from their difference."""
 
+SCALES = 1 << 14
+"""Scales that are counted at once, of several chunks."""
 ENOUGH = 1 << 12
 """Blocks of NVFP4 that tell how their largest elements were chosen."""
 
@@ -322,6 +324,7 @@ class Measurement:
         row = int(decibels.argmax())
         is_over = torch.from_numpy(decibels > ROW_DB)
         least_of_others, groups = ideal_rows[~is_over], self._groups
+        groups.finish()
         return replace(
             figures,
             error=total / energy if energy else 0.0,
@@ -460,12 +463,30 @@ class ScaleSums:
     all_equal: bool = True
     ratios: list[Tensor] = field(default_factory=list)
     octaves: Tensor = field(default_factory=lambda: torch.zeros(OCTAVES, dtype=torch.long))
+    _waiting: list[Tensor] = field(default_factory=list)
+    _own: list[Tensor] = field(default_factory=list)
+    _ideal: list[Tensor] = field(default_factory=list)
 
     def add(self, scales: Tensor, ideal: Tensor | None) -> None:
-        count = scales.numel()
-        if not count:
+        """Add the scales of a chunk; several chunks are counted at once."""
+        if not scales.numel():
             return
-        self.first = float(scales[0, 0]) if self.first is None else self.first
+        self._waiting.append(scales.reshape(-1))
+        if ideal is not None and ideal.shape == scales.shape:
+            self._own.append(self._waiting[-1][:: self.every])
+            self._ideal.append(ideal.reshape(-1)[:: self.every])
+        if len(self._waiting) * scales.numel() >= SCALES:
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self._waiting:
+            return
+        if self._own:
+            self.ratios.append(torch.cat(self._own) / torch.cat(self._ideal))
+        scales = torch.cat(self._waiting)
+        self._waiting, self._own, self._ideal = [], [], []
+        count = scales.numel()
+        self.first = float(scales[0]) if self.first is None else self.first
         low, high = float(scales.amin()), float(scales.amax())
         is_plain = low > 0 and math.isfinite(high)
         self._add_octaves(scales if is_plain else scales[(scales > 0) & scales.isfinite()])
@@ -480,12 +501,10 @@ class ScaleSums:
             self.zero += int((scales == 0).sum())
             self.negative += int((scales < 0).sum())
         self.smallest, self.largest = min(self.smallest, low), max(self.largest, high)
-        if ideal is not None and ideal.shape == scales.shape:
-            ratios = (scales / ideal).reshape(-1)
-            self.ratios.append(ratios if self.every == 1 else ratios[:: self.every].clone())
 
     def figures(self) -> ScaleFigures:
         """Return the figures of all scales."""
+        self._finish()
         ratios = torch.cat(self.ratios) if self.ratios else torch.empty(0)
         if not len(ratios) or not (ratios.amin() > 0 and ratios.amax().isfinite()):
             ratios = ratios[(ratios > 0) & ratios.isfinite()]
