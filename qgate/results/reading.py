@@ -34,9 +34,15 @@ class Records:
     """
 
     def __init__(
-        self, path: Path, expected: int | None = None, *, trusted: bool = False, kept: bool = True
+        self,
+        path: Path,
+        expected: int | None = None,
+        *,
+        trusted: bool = False,
+        shares_texts: bool = True,
     ) -> None:
-        self.path, self._expected, self._trusted, self._kept = path, expected, trusted, kept
+        self.path, self._expected, self._trusted = path, expected, trusted
+        self._shares_texts = shares_texts
         self.torn = ""
         self.position = 0, 0
 
@@ -59,7 +65,7 @@ class Records:
                     return
                 if not self._trusted:
                     _check_line(record, f"{self.path}:{number}")
-                if self._kept:
+                if self._shares_texts:
                     _share_texts(record, texts)
                 self.position = start, len(text)
                 yield record
@@ -93,11 +99,13 @@ def _check_line(record: object, where: str) -> None:
         raise QgateError(f"{where}: {error}") from None
 
 
-def read(path: Path | str, *, trusted: bool = False, kept: bool = True) -> tuple[Record, Records]:
+def read(
+    path: Path | str, *, trusted: bool = False, shares_texts: bool = True
+) -> tuple[Record, Records]:
     """Return header and records of a results file.
 
-    trusted  its lines were checked as it was made
-    kept     texts that many records have are one object in memory
+    trusted       its lines were checked as it was made
+    shares_texts  texts that many records have are one object in memory
     """
     path = Path(path)
     try:
@@ -114,7 +122,9 @@ def read(path: Path | str, *, trusted: bool = False, kept: bool = True) -> tuple
         validate(checked, RunHeader)
     except ValueError as error:
         raise QgateError(f"the header of {path} is damaged: {error}.") from None
-    return checked, Records(path, checked.get("records"), trusted=trusted, kept=kept)
+    return checked, Records(
+        path, checked.get("records"), trusted=trusted, shares_texts=shares_texts
+    )
 
 
 def effective_header(header: Record, records: Records) -> Record:
