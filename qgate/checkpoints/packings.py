@@ -157,8 +157,8 @@ def _awq(parts: Parts) -> QuantizedWeight:
     def unpacked(words: Tensor) -> Tensor:
         words = words.T.contiguous()
         codes = np.empty((len(words), len(AWQ_ORDER), words.shape[1]), np.uint8)
-        for place, position in enumerate(AWQ_ORDER):
-            codes[:, place] = words.numpy() >> 4 * position
+        for output, position in enumerate(AWQ_ORDER):
+            codes[:, output] = words.numpy() >> 4 * position
         codes &= 15
         return torch.from_numpy(codes).reshape(-1, words.shape[1])[:rows]
 
