@@ -13,6 +13,8 @@ from torch import Tensor
 
 SHAPES = 8
 """Shapes of chunks whose views are kept."""
+LARGE = 31 << 20
+"""Bytes of a block after which glibc keeps smaller ones that are freed; none is written to."""
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, int]
 _local = threading.local()
@@ -21,7 +23,8 @@ _local = threading.local()
 class Workspace:
     """Matrices of one chunk, the same as tiles [down, height, across, width], and as arrays.
 
-    Tiles have zeros where a chunk ends before them. `zeros` and `mask` are of the chunk alone.
+    Tiles have zeros where a chunk ends before them. `zeros` and `mask` are of the chunk alone;
+    `mask_tiles` is the mask as tiles, None where these do not fit the chunk.
     """
 
     def __init__(self, shape: Shape, tile: Shape, memory: Callable[..., Tensor]) -> None:
@@ -32,10 +35,13 @@ class Workspace:
         self.values, self.parent = self.cut(self.value_tiles), self.cut(self.parent_tiles)
         self.ratios, self.rounded = memory("ratios", tiled), memory("rounded", tiled)
         self.bits = memory("bits", tiled, torch.int32)
+        self.halves = self.bits.view(-1).view(torch.int16)[: rows * columns].view(shape)
         self.values_array: Array = self.values.numpy()
         self.rounded_array: Array = self.cut(self.rounded).numpy()
         self.zeros: Array = memory("zeros", shape, torch.bool).numpy()
         self.mask: Array = memory("mask", shape, torch.bool).numpy()
+        is_whole = tiled[0] * height == rows and tiled[2] * width == columns
+        self.mask_tiles: Array | None = self.mask.reshape(tiled) if is_whole else None
 
     def cut(self, tiles: Tensor) -> Tensor:
         """View tiles as the chunk, without what was added to fit."""
@@ -48,6 +54,8 @@ class ChunkMemory:
     """Memory of one thread for the chunks of weights, in one workspace at a time."""
 
     def __init__(self) -> None:
+        # glibc returns what is freed to the system, unless it has seen larger blocks freed.
+        torch.empty(LARGE, dtype=torch.uint8)
         self._flat: dict[str, Tensor] = {}
         self._workspaces: dict[tuple[Shape, Shape], Workspace] = {}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,13 +21,13 @@ from torch import Tensor
 
 from qgate.checkpoints.chunk_memory import Workspace, thread_memory
 from qgate.checkpoints.conventions import CONVENTIONS, NESTED, BlockConvention, count_zero_blocks
-from qgate.checkpoints.grids import CHUNK, FP4_UNIT, TALL, QuantizedWeight, widen
+from qgate.checkpoints.grids import CHUNK, FP4_UNIT, TALL, QuantizedWeight, widen, widen_to
 from qgate.checkpoints.ideal import (
     Extremes,
     element_codes,
     element_range,
     ideal_scales,
-    round_in_place,
+    write_rounded,
 )
 from qgate.checkpoints.local_sums import ROW_DB, USUAL, GroupSums, tile_sums
 from qgate.checkpoints.record import ScaleFigures, WeightFigures
@@ -38,6 +39,8 @@ RATIOS = 1 << 20
 ALIKE = 1e4
 """Ratio of energies up to which the product of tensors follows from their difference."""
 
+SCALES = 1 << 14
+"""Scales that are counted at once, of several chunks."""
 ENOUGH = 1 << 12
 """Blocks of NVFP4 that tell how their largest elements were chosen."""
 
@@ -168,11 +171,8 @@ class Measurement:
 
     def _add_values(self, weight: QuantizedWeight, work: Workspace) -> float:
         """Decode, count what needs no parent, and return the sum of the squared values."""
-        low, high = element_range(weight.element)
-        work.values.copy_(_wide(weight.elements))
-        for compare, bound in ((np.greater_equal, high), (np.less_equal, max(low, -high))):
-            compare(work.values_array, np.float32(bound / weight.unit), out=work.mask)
-            self._ends += int(np.count_nonzero(work.mask))
+        widen_to(work.values, weight.elements, work.halves)
+        self._ends += _count_ends(weight, work)
         if weight.zero_points is not None:
             work.value_tiles.sub_(weight.zero_points[:, None, :, None])
         scales = weight.scales if weight.unit == 1.0 else weight.scales * weight.unit
@@ -244,9 +244,13 @@ class Measurement:
         torch.div(work.parent_tiles, spread, out=work.ratios)
         if shifts is not None:
             work.ratios.add_(shifts[:, None, :, None])
-        round_in_place(weight.element, work.rounded.copy_(work.ratios), work.bits)
+        write_rounded(weight.element, work.ratios, work.rounded, work.bits)
         if shifts is None:
             np.not_equal(work.rounded_array, 0, out=work.mask)
+        elif work.mask_tiles is not None:
+            np.not_equal(
+                work.rounded.numpy(), shifts[:, None, :, None].numpy(), out=work.mask_tiles
+            )
         else:
             codes = work.cut(work.rounded - shifts[:, None, :, None])
             np.not_equal(codes.numpy(), 0, out=work.mask)
@@ -320,6 +324,7 @@ class Measurement:
         row = int(decibels.argmax())
         is_over = torch.from_numpy(decibels > ROW_DB)
         least_of_others, groups = ideal_rows[~is_over], self._groups
+        groups.finish()
         return replace(
             figures,
             error=total / energy if energy else 0.0,
@@ -339,10 +344,36 @@ class Measurement:
         )
 
 
-def _wide(elements: Tensor) -> Tensor:
-    """Return elements in a dtype that is copied to float32 fast: FP8 from a table."""
-    is_fp8 = elements.dtype.itemsize == 1 and elements.is_floating_point()
-    return widen(elements) if is_fp8 else elements
+def _count_ends(weight: QuantizedWeight, work: Workspace) -> int:
+    """Count elements at the ends of their format, by their codes where these are bytes."""
+    low, high = element_range(weight.element)
+    low, high = max(low, -high) / weight.unit, high / weight.unit
+    dtype = weight.elements.dtype
+    if dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        first, count = _codes_from(dtype, high)
+        codes: Array = weight.elements.view(torch.uint8).numpy() & np.uint8(0x7F)
+        codes -= first
+        np.less(codes, count, out=work.mask)
+        return int(np.count_nonzero(work.mask))
+    is_byte = dtype in (torch.int8, torch.uint8) and low.is_integer() and high.is_integer()
+    if is_byte and torch.iinfo(dtype).min <= low < high <= torch.iinfo(dtype).max:
+        # Between the ends are those that wrap around to small bytes.
+        codes = weight.elements.view(torch.uint8).numpy() - np.uint8(int(low + 1) % 256)
+        np.greater_equal(codes, np.uint8(int(high - low - 1)), out=work.mask)
+        return int(np.count_nonzero(work.mask))
+    ends = 0
+    for compare, bound in ((np.greater_equal, high), (np.less_equal, low)):
+        compare(work.values_array, np.float32(bound), out=work.mask)
+        ends += int(np.count_nonzero(work.mask))
+    return ends
+
+
+@lru_cache
+def _codes_from(dtype: torch.dtype, least: float) -> tuple[np.uint8, np.uint8]:
+    """Return the first code of FP8 that has so much, without its sign, and how many have."""
+    magnitudes = widen(torch.arange(128, dtype=torch.uint8).view(dtype))
+    codes = (magnitudes >= least).nonzero()
+    return np.uint8(int(codes[0]) if len(codes) else 0), np.uint8(len(codes))
 
 
 def _squared_rows(difference: Tensor) -> Tensor:
@@ -380,9 +411,10 @@ class ScaleCodeSums:
         if zeros is None or self._has_fractions:
             return
         # Those with fractions are stored minima.
-        self._has_fractions = not bool((zeros == zeros.round()).all())
+        points: Array = zeros.numpy()
+        self._has_fractions = bool((points != np.rint(points)).any())
         low, high = element_range(weight.element)
-        self._outside += int(((zeros < low) | (zeros > high)).sum())
+        self._outside += int(np.count_nonzero(points < low) + np.count_nonzero(points > high))
 
     def _see_maxima(self, weight: QuantizedWeight) -> None:
         """Count blocks of NVFP4 by their largest element, in leading rows."""
@@ -392,8 +424,8 @@ class ScaleCodeSums:
             return
         some = weight.rows(0, min(len(weight.elements), -(-16 * ENOUGH // weight.shape[1])))
         largest = some.in_tiles(some.elements).abs().amax((1, 3))
-        self.fours += int((largest == 4 / FP4_UNIT).sum())
-        self.sixes += int((largest == 6 / FP4_UNIT).sum())
+        self.fours += int(np.count_nonzero(largest.numpy() == int(4 / FP4_UNIT)))
+        self.sixes += int(np.count_nonzero(largest.numpy() == int(6 / FP4_UNIT)))
 
     @property
     def fours_share(self) -> float | None:
@@ -411,8 +443,9 @@ def _count_subnormal(codes: Tensor | None) -> int:
     """Count E4M3 codes below the smallest normal value, but not zeros."""
     if codes is None or codes.dtype != torch.float8_e4m3fn:
         return 0
-    magnitudes = codes.contiguous().view(torch.uint8) & 0x7F
-    return int(((magnitudes > 0) & (magnitudes < 8)).sum())
+    magnitudes: Array = codes.view(torch.uint8).numpy() & np.uint8(0x7F)
+    magnitudes -= np.uint8(1)
+    return int(np.count_nonzero(magnitudes < np.uint8(7)))
 
 
 @dataclass
@@ -430,12 +463,30 @@ class ScaleSums:
     all_equal: bool = True
     ratios: list[Tensor] = field(default_factory=list)
     octaves: Tensor = field(default_factory=lambda: torch.zeros(OCTAVES, dtype=torch.long))
+    _waiting: list[Tensor] = field(default_factory=list)
+    _own: list[Tensor] = field(default_factory=list)
+    _ideal: list[Tensor] = field(default_factory=list)
 
     def add(self, scales: Tensor, ideal: Tensor | None) -> None:
-        count = scales.numel()
-        if not count:
+        """Add the scales of a chunk; several chunks are counted at once."""
+        if not scales.numel():
             return
-        self.first = float(scales[0, 0]) if self.first is None else self.first
+        self._waiting.append(scales.reshape(-1))
+        if ideal is not None and ideal.shape == scales.shape:
+            self._own.append(self._waiting[-1][:: self.every])
+            self._ideal.append(ideal.reshape(-1)[:: self.every])
+        if len(self._waiting) * scales.numel() >= SCALES:
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self._waiting:
+            return
+        if self._own:
+            self.ratios.append(torch.cat(self._own) / torch.cat(self._ideal))
+        scales = torch.cat(self._waiting)
+        self._waiting, self._own, self._ideal = [], [], []
+        count = scales.numel()
+        self.first = float(scales[0]) if self.first is None else self.first
         low, high = float(scales.amin()), float(scales.amax())
         is_plain = low > 0 and math.isfinite(high)
         self._add_octaves(scales if is_plain else scales[(scales > 0) & scales.isfinite()])
@@ -450,14 +501,13 @@ class ScaleSums:
             self.zero += int((scales == 0).sum())
             self.negative += int((scales < 0).sum())
         self.smallest, self.largest = min(self.smallest, low), max(self.largest, high)
-        if ideal is not None and ideal.shape == scales.shape:
-            own, other = (x.reshape(-1)[:: self.every] for x in (scales, ideal))
-            self.ratios.append(own / other)
 
     def figures(self) -> ScaleFigures:
         """Return the figures of all scales."""
+        self._finish()
         ratios = torch.cat(self.ratios) if self.ratios else torch.empty(0)
-        ratios = ratios[(ratios > 0) & ratios.isfinite()]
+        if not len(ratios) or not (ratios.amin() > 0 and ratios.amax().isfinite()):
+            ratios = ratios[(ratios > 0) & ratios.isfinite()]
         has_finite = self.smallest <= self.largest
         return ScaleFigures(
             count=self.count,
@@ -467,14 +517,15 @@ class ScaleSums:
             smallest=self.smallest if has_finite else None,
             largest=self.largest if has_finite else None,
             all_equal=self.count > 1 and self.all_equal,
-            log2_ratio=float(ratios.log2().median()) if ratios.numel() else None,
+            log2_ratio=float(ratios.log2_().median()) if ratios.numel() else None,
             octaves=self._octaves(),
         )
 
     def _add_octaves(self, scales: Tensor) -> None:
         """Count positive scales by their exponent."""
-        exponents = torch.frexp(scales.float())[1].reshape(-1).long()
-        self.octaves += torch.bincount(exponents + OCTAVES // 2, minlength=OCTAVES)
+        _, exponents = np.frexp(scales.float().numpy())
+        counts = np.bincount(exponents.reshape(-1) + OCTAVES // 2, minlength=OCTAVES)
+        self.octaves += torch.from_numpy(counts)
 
     def _octaves(self) -> tuple[int, tuple[int, ...]] | None:
         """Return the counts from the lowest exponent on, with that exponent."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qgate.checkpoints.accounting import is_skipped
 from qgate.checkpoints.grids import FP4_UNIT, TALL, QuantizedWeight, as_rows
-from qgate.checkpoints.ideal import element_range, round_in_place
+from qgate.checkpoints.ideal import element_range, round_to
 from qgate.checkpoints.pairing import ParentMatch, sampled
 from qgate.checkpoints.recipes import DeclaredFormat, Recipe
 from qgate.checkpoints.stored import Checkpoint
@@ -103,7 +103,7 @@ def decode_values(declared: DeclaredFormat, parts: Parts) -> QuantizedWeight:
     scales, zeros = scales.reshape(shape), zeros.reshape(shape)
     weight = replace(blank, scales=scales, zero_points=zeros if declared.has_zero_points else None)
     elements = values / weight.spread(scales) + weight.spread(zeros)
-    rounded = round_in_place(declared.element, elements)
+    rounded = round_to(declared.element, elements)
     if declared.element == "fp4_e2m1":
         return replace(weight, elements=(rounded / FP4_UNIT).to(torch.int8), unit=FP4_UNIT)
     return replace(weight, elements=rounded.to(DTYPES.get(declared.element, torch.int16)))
@@ -132,7 +132,7 @@ class _Grid:
                 shift = (self._low - low / tried).round()
             for _ in range(FITS):
                 ratios = groups / tried[:, None] + shift[:, None]
-                codes = round_in_place(self._element, ratios) - shift[:, None]
+                codes = round_to(self._element, ratios) - shift[:, None]
                 energy, product = codes.square().sum(1), (codes * groups).sum(1)
                 tried = torch.where((energy > 0) & (product > 0), product / energy, tried)
             room = self._error * (groups.abs() + tried[:, None] / 4)
@@ -148,7 +148,7 @@ class _Grid:
         """List the elements that the largest magnitude of a group may have, likely ones first."""
         if not self._element.startswith(("int", "uint")):
             codes = torch.linspace(self._high, self._high / 4, 1 << 10)
-            return [float(code) for code in round_in_place(self._element, codes).unique().flip(0)]
+            return [float(code) for code in round_to(self._element, codes).unique().flip(0)]
         if self._has_zeros:
             most = int(self._high - self._low)
             return [float(steps) for steps in range(most, most // 2, -1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,9 +10,12 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.conventions import CONVENTIONS, to_levels
-from qgate.checkpoints.grids import QuantizedWeight, decode_e8m0
+from qgate.checkpoints.grids import QuantizedWeight, decode_e8m0, widen
 from qgate.formats import get
-from qgate.formats.engine.fast_nvfp4 import FloatRounding
+from qgate.formats.floats import FloatFormat
+
+FLOAT32_EXPONENT = 0xFF << 23
+"""The bits of a float32 number that are its exponent."""
 
 
 @dataclass(frozen=True)
@@ -72,23 +76,34 @@ def element_codes(weight: QuantizedWeight) -> list[float]:
 
 def round_to(element: str, x: Tensor) -> Tensor:
     """Round to the nearest value of an element format, and saturate."""
-    return round_in_place(element, x.clone())
+    return write_rounded(element, x, torch.empty_like(x))
 
 
-def round_in_place(element: str, x: Tensor, bits: Tensor | None = None) -> Tensor:
-    """Round float32 numbers in place as `round_to` does; `bits` is memory for as many integers."""
-    x = x.clamp_(*element_range(element))
+def write_rounded(element: str, x: Tensor, out: Tensor, bits: Tensor | None = None) -> Tensor:
+    """Write float32 numbers as `round_to` rounds them; `bits` is memory for as many integers."""
+    low, high = element_range(element)
+    x = torch.clamp(x, low, high, out=out)
     convention = CONVENTIONS.get(element)
     if convention is not None and convention.levels:
         return x.copy_(to_levels(convention.levels, x))
     if convention is not None or element.startswith(("int", "uint")):
         return x.round_()
-    return _rounding(element).round(x, bits, "even")
+    smallest, more = _exponents(element)
+    bits = torch.bitwise_and(x.view(torch.int32), FLOAT32_EXPONENT, out=bits)
+    # The last bit of this number is the unit to round to: adding it does.
+    power = bits.clamp_(min=smallest).add_(more).view(torch.float32)
+    return x.add_(power).sub_(power)
 
 
 @lru_cache
-def _rounding(element: str) -> FloatRounding:
-    return FloatRounding(get(element).element)
+def _exponents(element: str) -> tuple[int, int]:
+    """Return the smallest exponent of a float format, and how much larger 1.5 powers are, as bits.
+
+    The powers have their last bit where a number of that exponent has its last one in the format.
+    """
+    fmt = get(element).element
+    assert isinstance(fmt, FloatFormat)
+    return fmt.min_exponent + 127 << 23, (23 - fmt.mantissa << 23) + (1 << 22)
 
 
 def ideal_values(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,12 +146,14 @@ def _symmetric_scales(weight: QuantizedWeight, amax: Tensor, largest: float) -> 
     elif codes.dtype == torch.uint8:
         # The scale rule of MX: the exponent of the largest magnitude less that of the element's.
         _, exponents = torch.frexp(amax)
-        _, top = torch.frexp(torch.tensor(largest))
+        _, top = math.frexp(largest)
         scales = decode_e8m0((exponents - top + 127).clamp(0, 254).to(torch.uint8))
     else:
         # NVFP4: block scales in E4M3, times the scale of the whole tensor that is stored.
-        stored = codes.float()
-        whole = torch.where(stored > 0, weight.scales / stored, 0.0).nan_to_num(0, 0, 0).amax()
+        stored = widen(codes)
+        whole = (weight.scales / stored).amax()
+        if not bool(stored.amin() > 0) or not bool(whole.isfinite()):
+            whole = torch.where(stored > 0, weight.scales / stored, 0.0).nan_to_num(0, 0, 0).amax()
         whole = whole if bool(whole > 0) else torch.tensor(1.0)
         scales = round_to("fp8_e4m3", amax / largest / whole) * whole
-    return torch.where(scales > 0, scales, 1.0)
+    return scales if bool(scales.amin() > 0) else torch.where(scales > 0, scales, 1.0)

@@ -32,6 +32,8 @@ ROW_DB, GROUP_DB = 12.0, 12.0
 CHANGED_DB = 16.0
 """The same where AWQ may have clipped groups, or GPTQ has passed errors on."""
 Place = tuple[int, int]
+TILES = 1 << 14
+"""Tiles that are looked at at once, of several chunks."""
 USUAL = 0.5
 """Share of the usual error that counts as the ideal one at least."""
 
@@ -45,30 +47,47 @@ class GroupSums:
     least: float = 0.0
     worst: tuple[int, int, float] | None = None
     _most: float = field(default=-1.0, init=False)
+    _waiting: list[tuple[Tensor, Tensor, Tensor, Place, Place]] = field(default_factory=list)
 
     def add(self, own: Tensor, least: Tensor, scales: Tensor, start: Place, tile: Place) -> None:
         """Add the errors of tiles of a chunk, and those of an ideal quantizer.
 
         start   the row and the column of the weight at which the chunk begins
         """
+        if self._waiting and scales.shape != self._waiting[0][2].shape:
+            self.finish()
+        self._waiting.append((own, least, scales, start, tile))
+        if len(self._waiting) * scales.numel() >= TILES:
+            self.finish()
+
+    def finish(self) -> None:
+        """Look at the chunks that were added, each with a usual error of its own."""
+        if not self._waiting:
+            return
+        sums = zip(*((own, least, scales) for own, least, scales, *_ in self._waiting), strict=True)
+        own, least, scales = (torch.stack([x.reshape(-1) for x in chunks]) for chunks in sums)
         units = scales.square()
-        usual = (least / units).mean()
-        floor = USUAL * usual * units
+        usual = (least / units).mean(1, keepdim=True)
+        floor = units.mul_(USUAL * usual)
         # Tiles without a value have the scale 1.
-        floor[(scales == 1) & (least < usual / 100)] = 0.0
-        floor = torch.maximum(floor, 1e-3 * least.mean() + 1e-30)
-        ratios = own / torch.maximum(least, floor)
-        most = float(ratios.max())
-        if most > 10 ** (GROUP_DB / 10):
-            is_over = ratios > 10 ** (GROUP_DB / 10)
-            self.over += int(is_over.sum())
-            self.own += float(own[is_over].sum(dtype=torch.float64))
-            self.least += float(least[is_over].sum(dtype=torch.float64))
-        if most > self._most:
-            self._most = most
-            down, across = divmod(int(ratios.argmax()), ratios.shape[1])
-            tile_place = start[0] + down * tile[0], start[1] + across * tile[1]
-            self.worst = *tile_place, round(10 * math.log10(max(most, 1e-9)), 4) + 0.0
+        if (scales.numpy() == 1).any():
+            floor[(scales == 1) & (least < usual / 100)] = 0.0
+        torch.maximum(floor, 1e-3 * least.mean(1, keepdim=True) + 1e-30, out=floor)
+        torch.maximum(floor, least, out=floor)
+        ratios = torch.div(own, floor, out=floor)
+        for number, most in enumerate(ratios.amax(1).tolist()):
+            if most > 10 ** (GROUP_DB / 10):
+                is_over = ratios[number] > 10 ** (GROUP_DB / 10)
+                self.over += int(is_over.sum())
+                self.own += float(own[number][is_over].sum(dtype=torch.float64))
+                self.least += float(least[number][is_over].sum(dtype=torch.float64))
+            if most > self._most:
+                self._most = most
+                _, _, of_chunk, start, tile = self._waiting[number]
+                down, across = divmod(int(ratios[number].argmax()), of_chunk.shape[1])
+                tile_place = start[0] + down * tile[0], start[1] + across * tile[1]
+                self.worst = *tile_place, round(10 * math.log10(max(most, 1e-9)), 4) + 0.0
+        self._waiting = []
 
 
 def tile_sums(work: Workspace, errors: Tensor) -> Tensor:

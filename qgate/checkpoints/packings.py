@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from qgate.checkpoints.grids import (
     fp8_name,
     from_nibbles,
     from_words,
+    widen,
 )
 from qgate.checkpoints.hqq_weights import HQQ
 from qgate.checkpoints.recipes import Recipe, gptq_zero_offset
@@ -88,7 +90,7 @@ def _nvfp4(parts: Parts) -> QuantizedWeight:
     divisor = parts.get("weight_global_scale")
     whole = parts["weight_scale_2"].float() if divisor is None else 1 / divisor.float()
     shape = len(codes), codes.shape[1]
-    scales, tile = parts.fit_tile("weight_scale", as_rows(stored).float(), shape)
+    scales, tile = parts.fit_tile("weight_scale", widen(as_rows(stored)), shape)
     return QuantizedWeight(
         "fp4_e2m1", codes, scales * whole.reshape(-1, 1), tile, scale_codes=as_rows(stored),
         unit=FP4_UNIT,
@@ -124,7 +126,7 @@ def _gptq(parts: Parts) -> QuantizedWeight:
     elements = from_words(words.T, bits, columns)
     zeros = from_words(parts["qzeros"], bits, rows) + parts.zero_offset & (1 << bits) - 1
     index = parts.get("g_idx")
-    order = None if index is None else _order_of_groups(index.long(), groups, parts.name)
+    order = None if index is None else _order_of_groups(index, groups, parts.name)
     return QuantizedWeight(
         f"uint{bits}", elements, scales.T.contiguous(), (1, columns // groups),
         zeros.T.float().contiguous(), order=order,
@@ -134,9 +136,12 @@ def _gptq(parts: Parts) -> QuantizedWeight:
 def _order_of_groups(index: Tensor, groups: int, name: str) -> Tensor | None:
     """Return the columns in the order of their groups, None if they stand in it."""
     size = -(-len(index) // groups)
+    is_enough = len(index) > (groups - 1) * size
+    if is_enough and torch.equal(index, torch.arange(len(index), dtype=index.dtype) // size):
+        return None
     low, high = int(index.min()), int(index.max())
-    is_whole = 0 <= low <= high < groups and len(index) > (groups - 1) * size
-    if not is_whole or not bool((index.bincount(minlength=groups)[:-1] == size).all()):
+    is_whole = 0 <= low <= high < groups and is_enough
+    if not is_whole or not bool((index.long().bincount(minlength=groups)[:-1] == size).all()):
         raise QgateError(
             f"{name}: g_idx is no list of {groups} groups of {size} columns; it names groups {low} "
             f"to {high}."
@@ -151,8 +156,11 @@ def _awq(parts: Parts) -> QuantizedWeight:
 
     def unpacked(words: Tensor) -> Tensor:
         words = words.T.contiguous()
-        codes = [(words >> 4 * position & 15).to(torch.uint8) for position in AWQ_ORDER]
-        return torch.stack(codes, 1).reshape(-1, words.shape[1])[:rows]
+        codes = np.empty((len(words), len(AWQ_ORDER), words.shape[1]), np.uint8)
+        for output, position in enumerate(AWQ_ORDER):
+            codes[:, output] = words.numpy() >> 4 * position
+        codes &= 15
+        return torch.from_numpy(codes).reshape(-1, words.shape[1])[:rows]
 
     elements, zeros = unpacked(parts["qweight"]), unpacked(parts["qzeros"]).float()
     tile = (1, elements.shape[1] // groups)

@@ -94,9 +94,9 @@ class MatrixColumns:
     def __getitem__(self, columns: slice) -> Tensor:
         """Return these columns as rows, as a view of what was read."""
         start, stop = columns.start, columns.stop
-        if not self._start <= start <= stop <= self._start + self._held.shape[1]:
+        if not self._start <= start <= stop <= self._start + len(self._held):
             self._read(start, stop)
-        return self._held[:, start - self._start : stop - self._start].T
+        return self._held[start - self._start : stop - self._start]
 
     def _read(self, start: int, stop: int) -> None:
         rows = ContiguousRows(self._checkpoint, self._name, self._width)
@@ -111,8 +111,9 @@ class MatrixColumns:
             end = min(row + step, self._height)
             part = rows[self._first + row : self._first + end][:, start:stop]
             if row == 0:
-                slab = torch.empty(self._height, stop - start, dtype=part.dtype)
-            slab[row:end] = part
+                slab = torch.empty(stop - start, self._height, dtype=part.dtype)
+            # Turned by itself first: torch does that in blocks.
+            slab[:, row:end] = part.T.contiguous()
         self._start, self._held = start, slab
 
 

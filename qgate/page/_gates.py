@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from qgate.charts.heat import margin_step
@@ -227,7 +228,9 @@ def _filters(
             yield name, columns.index(name), sorted(values, key=natural)
 
 
+@lru_cache(maxsize=1 << 12)
 def _short(name: object) -> str:
+    """Shorten a name; most stand in many rows."""
     return shortened(name, _LONGEST)
 
 

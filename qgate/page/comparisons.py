@@ -63,7 +63,10 @@ class SiteResult(NamedTuple):
     numbers: tuple[MetricValue, ...]
 
     def number(self, metric: str) -> MetricValue | None:
-        return next((number for number in self.numbers if number.metric == metric), None)
+        for number in self.numbers:
+            if number.metric == metric:
+                return number
+        return None
 
 
 class ComparedRun:
@@ -161,7 +164,8 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        return any(cell is not None and not cell.passed for cell in self.cells)
+        before, after = self.cells
+        return not ((before is None or before.passed) and (after is None or after.passed))
 
 
 @dataclass(frozen=True, repr=False)
@@ -255,11 +259,12 @@ def _row(
 ) -> Row:
     present = [result for result in (first, later) if result is not None]
     metric = _metric(present, lower)
-    a, b = (result.number(metric) if result else None for result in (first, later))
+    a = first.number(metric) if first else None
+    b = later.number(metric) if later else None
     move = _move(metric, a, b, lower)
     group = _group(first, later, move)
     cells = _cell(first, a), _cell(later, b)
-    order = min(result.order for result in present)
+    order = min(present[0].order, present[-1].order)
     ratio = _ratio(metric, a, b)
     moved = 0.0 if group in ("new", "gone") else move
     return Row(group, *key, metric, order, cells, ratio, moved)
@@ -277,12 +282,15 @@ def _metric(present: list[SiteResult], lower: Mapping[str, bool]) -> str:
 
     It is the one that decided where verdicts differ or fail, else the one that moved most.
     """
-    worst = max(present, key=lambda result: result.severity)
+    first, later = present[0], present[-1]
+    worst = later if later.severity > first.severity else first
     names = [number.metric for number in worst.numbers]
-    common = [name for name in names if all(result.number(name) for result in present)]
-    if len(present) < 2 or not worst.passed or not common:
+    if first is later or not worst.passed:
         return worst.metric or next(iter(names), "")
-    first, later = present
+    other = first if worst is later else later
+    common = [name for name in names if other.number(name)]
+    if len(common) < 2:
+        return next(iter(common), worst.metric or next(iter(names), ""))
 
     def far(name: str) -> tuple[float, bool]:
         move = _move(name, first.number(name), later.number(name), lower)

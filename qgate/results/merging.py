@@ -62,7 +62,7 @@ def merge(
     torn: list[str] = []
     by_key: dict[tuple[Any, ...], _Line] = {}
     for source in map(Path, paths):
-        shard_header, records = read(source)
+        shard_header, records = read(source, shares_texts=False)
         header = _merge_headers(header, shard_header, source) if header else dict(shard_header)
         shards[source] = shard_header.get("shard")
         for record in records:

@@ -34,7 +34,8 @@ def severity(check: Mapping[str, Any]) -> tuple[int, int, float]:
 
 def binding(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the binding check of a record: its worst failure, or the nearest to its limit."""
-    return max(record["checks"], key=severity, default=None)
+    checks: list[Mapping[str, Any]] = record["checks"]
+    return checks[0] if len(checks) == 1 else max(checks, key=severity, default=None)
 
 
 def binding_checks(record: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

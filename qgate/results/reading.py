@@ -33,8 +33,16 @@ class Records:
     `position` is where the line of the last record begins, and its length.
     """
 
-    def __init__(self, path: Path, expected: int | None = None, *, trusted: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        expected: int | None = None,
+        *,
+        trusted: bool = False,
+        shares_texts: bool = True,
+    ) -> None:
         self.path, self._expected, self._trusted = path, expected, trusted
+        self._shares_texts = shares_texts
         self.torn = ""
         self.position = 0, 0
 
@@ -57,7 +65,8 @@ class Records:
                     return
                 if not self._trusted:
                     _check_line(record, f"{self.path}:{number}")
-                _share_texts(record, texts)
+                if self._shares_texts:
+                    _share_texts(record, texts)
                 self.position = start, len(text)
                 yield record
                 start += len(text)
@@ -90,8 +99,14 @@ def _check_line(record: object, where: str) -> None:
         raise QgateError(f"{where}: {error}") from None
 
 
-def read(path: Path | str, *, trusted: bool = False) -> tuple[Record, Records]:
-    """Return header and records of a results file; `trusted` lines were checked as it was made."""
+def read(
+    path: Path | str, *, trusted: bool = False, shares_texts: bool = True
+) -> tuple[Record, Records]:
+    """Return header and records of a results file.
+
+    trusted       its lines were checked as it was made
+    shares_texts  texts that many records have are one object in memory
+    """
     path = Path(path)
     try:
         with open_foreign(path, "results", None) as file:
@@ -107,7 +122,9 @@ def read(path: Path | str, *, trusted: bool = False) -> tuple[Record, Records]:
         validate(checked, RunHeader)
     except ValueError as error:
         raise QgateError(f"the header of {path} is damaged: {error}.") from None
-    return checked, Records(path, checked.get("records"), trusted=trusted)
+    return checked, Records(
+        path, checked.get("records"), trusted=trusted, shares_texts=shares_texts
+    )
 
 
 def effective_header(header: Record, records: Records) -> Record:

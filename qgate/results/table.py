@@ -19,8 +19,7 @@ COLUMNS = (
 )  # fmt: skip
 _PLACE, _NODE = COLUMNS[: COLUMNS.index("metric")], COLUMNS.index("node")
 _LIMIT = ("side", "bound", "times", "kind", "improved")
-# As many digits as tell one float32 from the next.
-_DIGITS, _SECONDS_DIGITS = 9, 3
+_BOUND, _NO_LIMIT = _LIMIT.index("bound"), ("",) * (len(_LIMIT) + 1)
 
 
 def to_csv(records: Iterable[Mapping[str, Any]], path: Path | str) -> int:
@@ -58,35 +57,46 @@ def csv_table(path: Path | str) -> Iterator[Callable[[Mapping[str, Any]], int]]:
 
 def _rows(record: Mapping[str, Any], *, is_first: bool) -> Iterator[list[object]]:
     """Yield the rows of a comparison, in the order of the columns."""
-    place = [_cell(record[name]) for name in _PLACE]
-    passed, seconds = _cell(record["passed"]), _cell(record["seconds"], _SECONDS_DIGITS)
-    if not is_first:
-        place[_NODE] = seconds = ""
+    place = [_cell(record[name]) if is_first or name != "node" else "" for name in _PLACE]
+    seconds = _cell(record["seconds"]) if is_first else ""
+    if isinstance(seconds, float):
+        seconds = float(f"{seconds:.3g}")
+    passed = _cell(record["passed"])
     checks = binding_checks(record)
+    values, ideal, accepted = record["values"], record["ideal"] or {}, record["accepted"] or {}
     reason = record.get("reason") or {}
-    for metric in dict.fromkeys([*record["values"], *checks]):
-        check = dict(checks.get(metric, {}))
-        value = record["values"].get(metric, check.get("text") or check.get("value"))
-        figures = [
-            metric,
-            value if value is not None else reason.get(f"/values/{metric}"),
-            (record["ideal"] or {}).get(metric),
-            (record["accepted"] or {}).get(metric),
+    for metric in dict.fromkeys([*values, *checks]):
+        check = checks.get(metric, {})
+        value = values.get(metric, check.get("text") or check.get("value"))
+        yield [
+            *place,
+            _cell(metric),
+            _cell(value if value is not None else reason.get(f"/values/{metric}")),
+            _cell(ideal.get(metric)),
+            _cell(accepted.get(metric)),
+            *(_limit_cells(check) if check else _NO_LIMIT),
+            passed,
+            seconds,
         ]
-        if check:
-            check["bound"] = check.get("accepted_text") or check["bound"]
-        figures += [*(check.get(name) for name in _LIMIT), check.get("passed")]
-        yield [*place, *map(_cell, figures), passed, seconds]
         place[_NODE] = seconds = ""
+
+
+def _limit_cells(check: Mapping[str, Any]) -> list[object]:
+    cells = [_cell(check.get(name)) for name in (*_LIMIT, "passed")]
+    cells[_BOUND] = _cell(check.get("accepted_text") or check["bound"])
+    return cells
 
 
 _NAMES = ("nan", "inf", "-inf")
 
 
-def _cell(value: object, digits: int = _DIGITS) -> object:
+def _cell(value: object) -> object:
     """Return the value of a cell, with names for numbers that are not finite."""
+    if value is None:
+        return ""
     if isinstance(value, float):
-        return float(f"{value:.{digits}g}")  # which the writer calls nan, inf or -inf
+        # As many digits as tell one float32 from the next.
+        return float(f"{value:.9g}")  # which the writer calls nan, inf or -inf
     return _text_cell(value) if isinstance(value, str) else for_csv(value)
 
 
