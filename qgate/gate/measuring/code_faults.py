@@ -150,8 +150,9 @@ class CodeBefore:
     def fault(self) -> str:
         """Say what the code does wrong; empty if nothing, or nothing that can be told."""
         result = self.call.code(*self.call.arguments)
-        words = self._other_source(result) or self._drawn(result) or self.call.fault()
-        words = self._plain_fault(result.dtype, words) if words and self.wide else words
+        words = self._other_source(result) or self._drawn(result)
+        if not words and (words := self.call.fault()) and self.wide:
+            words = self._plain_fault(result.dtype, words)
         words = _in_terms_of_site(words, self.end, result)
         return re.sub(r" \(declare arithmetic=.*\)", "", words)
 

@@ -67,6 +67,9 @@ that dtype, and 12 % of a sum over 1,000 tokens were lost."""
 
 _LOSS_SCALE = 2.0**8
 """Keeps gradients in float16 above its smallest numbers, as training does."""
+_TWIN_ROUNDINGS = 3.0
+"""Roundings by which a row may be off that of the reference's code in the same dtype: gradients of
+several readers are added in another order."""
 _OTHER: Any = object()
 """In place of a gradient: code that the run has otherwise depends on the tensor."""
 _LEAST_FACTOR = 1e-3
@@ -78,6 +81,7 @@ _MOST = 0.5
 _SIGMAS, _LEAST_ROWS = 6.0, 32
 """Times its noise that such a factor has, over at least so many rows."""
 OF_CODE = "FP32 code makes of the gradients behind it"
+OF_TWIN = "is not what the reference's code in {} makes of the gradients behind it"
 
 
 def gradient_noise(base: Model, sample: Any, name: str, is_half: bool) -> dict[str, float]:
@@ -141,6 +145,33 @@ def gradient_faults(
     yield from gradients.passes_on.items()
 
 
+def twin_faults(
+    twin: SegmentGradients,
+    known: Mapping[str, str],
+    right: Callable[[], SegmentGradients],
+    dtype: str,
+) -> Iterator[tuple[str, str]]:
+    """Yield faults of gradients in 16 bits, given those that FP32 code finds.
+
+    What the reference's own code makes in that dtype, to the last bit, is right. Where sums in
+    another order have other bits, they have them in a run of that code, too.
+
+    right   gradients of such a run
+    """
+    for site, errors in twin.errors.items():
+        error = errors.worst.error
+        if not error > 0 and not math.isnan(error):
+            continue
+        limit = (_TWIN_ROUNDINGS * errors.unit) ** 2
+        of_right = right().errors.get(site) if error <= limit else None
+        if site in known:
+            yield site, known[site]
+        elif not error <= limit or (of_right is not None and of_right.worst.error == 0):
+            words = _pattern(errors, min(limit, error / 2), site in twin.parameters)
+            yield site, f"{OF_TWIN.format(dtype)}: {words}"
+    yield from ((site, words) for site, words in known.items() if site not in twin.errors)
+
+
 def _are_of_right_code(errors: SiteError, site: str, right: SegmentGradients | None) -> bool:
     """Tell if errors in 16 bits are those of right code, which rounds as this one does.
 
@@ -195,7 +226,8 @@ class GradientCode:
         segments = Segments(quantized.model, base, view)
         gradients = SegmentGradients(segments, quantized.plan.quantizers())
         sample, name = self.model.inputs[0], "sample 0"
-        gradients.compare(sample, name, take_gradients(segments, sample))
+        first = (sample, name, take_gradients(segments, sample))
+        gradients.compare(*first)
         probe, probe_name = next(probes(several(self.model.inputs)))
         fault: tuple[str, str] | None = None
         recomputed: tuple[str, str] | None = None
@@ -229,6 +261,21 @@ class GradientCode:
         faults = dict(
             [fault] if fault else gradient_faults(gradients, self._noise[key], of_right_code)
         )
+        dtype = quantized.mode.dtype
+        if dtype is not None and not quantized.mode.own and base.device.type == "cpu" and not fault:
+            passes = [first, *([(sample, name, run)] if sample is probe else [])]
+            twin_model = apply(quantized.mode, base).model
+            beside = Segments(quantized.model, twin_model, replace(view, weights={}))
+            twin = gradients_of(beside, passes)
+
+            @functools.cache
+            def of_twin() -> SegmentGradients:
+                alone = replace(beside, model=twin_model, errors={})
+                return gradients_of(
+                    alone, [(*pair, take_gradients(alone, pair[0])) for pair in runs]
+                )
+
+            faults = dict(twin_faults(twin, faults, of_twin, dtype))
         if recomputed and not faults:
             faults[recomputed[0]] = recomputed[1]
         figures: dict[str, list[Conformance]] = defaultdict(list)
@@ -262,10 +309,7 @@ class GradientCode:
             return None
         quantized = apply(modes[0], self.model)
         segments = Segments(quantized.model, base, view_of(quantized, base, quantized))
-        gradients = SegmentGradients(segments)
-        for sample, name in runs:
-            gradients.compare(sample, name, take_gradients(segments, sample))
-        return gradients
+        return gradients_of(segments, [(*run, take_gradients(segments, run[0])) for run in runs])
 
     def _row_of(self, site: str, rows: Sequence[Measured]) -> str:
         """Return the row that a site is told with: its own, that of its layer, or the last one."""
@@ -305,6 +349,16 @@ class _Tap(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         ctx.keep(gradients[0].detach())
         return gradients[0], None
+
+
+def gradients_of(
+    segments: Segments, passes: Sequence[tuple[Any, str, GradientPass]]
+) -> SegmentGradients:
+    """Hold passes of a run, each a sample with its name and gradients, at the reference's code."""
+    gradients = SegmentGradients(segments)
+    for sample, name, run in passes:
+        gradients.compare(sample, name, run)
+    return gradients
 
 
 def take_gradients(segments: Segments, sample: Any) -> GradientPass:
