@@ -239,7 +239,7 @@ def code_before(actual: Model, base: Model, view: SegmentView, name: str) -> Cod
         first_name = first_names[id(tensor)]  # a head may be the embedding
         if first_name in parameters:
             parameters[name] = parameters[first_name]
-    if any("parametrizations." in name for name in parameters):
+    if any(map(_is_normed, parameters)):
         return None  # at other shapes torch's own code of such a weight ends the process
     for owner, quantized in view.weights.items():  # as the run reads them
         if _is_inside(owner, block):
@@ -310,6 +310,11 @@ def _block_around(base: Model, end: Site) -> str:
     while parent and isinstance(base.module.get_submodule(parent), nn.ModuleList | nn.ModuleDict):
         parent = parent.rpartition(".")[0]  # nothing calls it
     return "" if any(name.startswith(f"{parent}.") for name in base.layers) else parent
+
+
+def _is_normed(parameter: str) -> bool:
+    """Tell if torch computes a weight of a parameter, as its norms of weights do."""
+    return "parametrizations." in parameter or parameter.endswith(("weight_g", "weight_v"))
 
 
 def _keep_result(returned: dict[str, object], layer: str, *called: Any) -> None:
