@@ -139,12 +139,12 @@ class Model:
     def _used_sites(self) -> tuple[Site, ...]:
         calls: Counter[Site] = Counter()
         shapes: dict[str, tuple[int, ...]] = {}
-        stored = {name: m._parameters.get("weight") for name, m in self.module.named_modules()}
+        stored = dict(self.module.named_parameters(remove_duplicate=False))
         computed: set[str] = set()
 
         def take(site: Site, tensor: Tensor) -> None:
             calls[site] += 1
-            if site.port == "weight" and tensor is not stored[site.module]:
+            if site.port == "weight" and tensor is not stored.get(f"{site.module}.weight"):
                 computed.add(site.module)  # as torch.func.functional_call gives them
             shapes.setdefault(site.name, tuple(tensor.shape))
 

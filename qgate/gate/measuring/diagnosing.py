@@ -141,7 +141,8 @@ class SiteDiagnoses:
         is_vague = not is_product and bool(re.search(IS_VAGUE, _words_of(check.reason)))
         quantized = self._bench.quantized(mode)
         # Among the roundings of 16 bits a fault looks like any pattern.
-        is_vague = is_vague or (mode.dtype is not None and not is_product)
+        is_half = mode.dtype is not None and "torch's own" not in check.reason
+        is_vague = is_vague or (is_half and not is_product)
         if not (is_open or is_vague) or self._searches >= MOST_SEARCHES:
             return ""
         self._searches += 1
