@@ -111,7 +111,9 @@ def model(name: str) -> qgate.Model:
 
 @share(20)
 @pytest.mark.parametrize("mode", [*MODES.values(), "fp16"])
-@pytest.mark.parametrize(("name", "fault", "parts", "words"), FAULTS, ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("name", "fault", "parts", "words"), FAULTS, ids=[fault for _, fault, _, _ in FAULTS]
+)
 def test_a_fault_in_a_part_of_attention_is_named(
     name: str, fault: str, parts: Parts, words: str, mode: str, tmp_path: Path
 ) -> None:
