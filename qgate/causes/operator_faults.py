@@ -204,9 +204,9 @@ def scaled_operators(
     if sites.count > MOST_OPERATORS:
         return []
     listed = []
-    for site, name, made in sites.scalable:
+    for site, name, result_words in sites.scalable:
         is_softmax = name in ("_softmax", "_log_softmax")
-        words = "the scores of the softmax are" if is_softmax else f"{made} is"
+        words = "the scores of the softmax are" if is_softmax else f"{result_words} is"
         change = _scaled_scores if is_softmax else _scaled_result
         listed.append((words, _scaled_by(like, site, name, change)))
         if name == "tanh":

@@ -158,8 +158,8 @@ class CodeBefore:
 
     def _drawn(self, result: Tensor) -> str:
         """Say that the code gives something else when it runs again; empty if it does not."""
-        again = self.call.code(*self.call.arguments)
-        error = relative_error(again.float(), result.float())
+        second_result = self.call.code(*self.call.arguments)
+        error = relative_error(second_result.float(), result.float())
         if not error > (_ROUNDINGS * torch.finfo(result.dtype).eps) ** 2:
             return ""
         return "it gives other values when it runs again: it draws random numbers, or keeps a state"

@@ -218,21 +218,21 @@ class Nearest:
                 return f"{place_words(places, len(a), axis)}, {_times(sizes[wrong])}"
         return ""
 
-    def term(self, axis: str, left: Tensor, right: Tensor) -> str:
+    def term(self, axis: str, first: Tensor, second: Tensor) -> str:
         """Name an entry whose term of a sum of products has another weight; empty if none has."""
         assert self.right is not None
         residual = self.actual - self.right
-        if residual.shape != (left.shape[1], right.shape[1]):
+        if residual.shape != (first.shape[1], second.shape[1]):
             return ""
-        left, right = left.double(), right.double()
-        energy = left.square().sum(1) * right.square().sum(1)
-        shares = torch.einsum("to,oi,ti->t", left, residual, right) / energy.clamp_min(_TINY)
+        rows, columns = first.double(), second.double()
+        energy = rows.square().sum(1) * columns.square().sum(1)
+        shares = torch.einsum("to,oi,ti->t", rows, residual, columns) / energy.clamp_min(_TINY)
         noise = residual.square().mean().sqrt() / energy.clamp_min(_TINY).sqrt()
         usable = energy > _LEAST_ENERGY * energy.max()
         wrong = _outlying(shares, noise, usable, _LEAST_TERM)
         if not 0 < int(wrong.sum()) <= _MOST_WRONG * int(usable.sum()):
             return ""
-        where = place_words(wrong.nonzero().flatten().tolist(), len(left), axis)
+        where = place_words(wrong.nonzero().flatten().tolist(), len(first), axis)
         return f"{where} {_times(1 + shares[wrong])}, and others once"
 
 

@@ -83,7 +83,7 @@ def with_twin(
     faults = dict(_faults(segments, [site for site in differing if site not in is_red]))
     of_code = is_red - _products(segments)  # torch's own convolution may be wrong
     same = set(_same(twin, of_code, samples, long)) if of_code else set()
-    held = [
+    judged_rows = [
         _right(row)
         if row.site in same
         else replace(row, why={**(row.why or {}), "isolated": faults[row.site]})
@@ -91,7 +91,7 @@ def with_twin(
         else row
         for row in rows
     ]
-    return held, differing
+    return judged_rows, differing
 
 
 def _is_red(row: Measured) -> bool:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from qgate.device_errors import DeviceMemoryError
-from qgate.expected.intermediates import HALVES
 from qgate.gate.measuring.segment_probes import (
     PROBES,
     TRAINING,
@@ -52,6 +51,7 @@ else:
 
 MOST_BYTES = 1 << 30
 """Bytes of tensors of one batch that may wait for the reference."""
+_HALVES = (torch.float16, torch.bfloat16)
 WHOLE = "whole samples"
 _MASSIVE_ROOM = 2.0**2
 """Times the error of other tokens that theirs may have: noise was not measured there."""
@@ -173,7 +173,7 @@ class Segments:
         if not self.view.ports:
             return
         inputs = [] if self.is_own else list(probes(sample))
-        narrow = HALVES if self.is_own else (torch.float16,)
+        narrow = _HALVES if self.is_own else _HALVES[:1]
         is_wide = all(p.dtype not in narrow for p in self.model.module.parameters())
         massive = [(massive_probe(sample), PROBES[5])] if is_wide else []
         for probe, name in [*inputs, *([] if long is None else [(long, PROBES[4])]), *massive]:
