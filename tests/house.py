@@ -93,7 +93,8 @@ OWN_FILES = {
     "qgate/engine/_backends.py": 1,
     "qgate/kernel_checks/by_name.py": 2, "qgate/kernel_checks/kernel_process.py": 1,
     "qgate/kernel_checks/starting.py": 1, "qgate/kernels/compiling.py": 1,
-    "qgate/models/huggingface.py": 1, "qgate/models/tiny.py": 1, "qgate/plugin/gate_collection.py": 1, "qgate/plugin/shipped.py": 1,
+    "qgate/models/huggingface.py": 1, "qgate/models/tiny.py": 1, "qgate/plugin/dealing.py": 1,
+    "qgate/plugin/gate_collection.py": 1, "qgate/plugin/shipped.py": 1,
     "qgate/project/gate_kinds.py": 1, "qgate/results/rows.py": 2, "qgate/storage/access.py": 1,
     "qgate/storage/files.py": 1, "qgate/sweeps/files.py": 1,
 }  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
 from qgate.formats._element import ElementFormat
-from qgate.formats._work import CastContext, ScaledChunk
+from qgate.formats._work import CastContext, ScaledChunk, any_set
 from qgate.formats.definition import round_by_list, round_to_bits
 from qgate.formats.floats import FloatFormat
 from qgate.formats.options import CastOptions, Floats
@@ -64,7 +64,8 @@ class Hif4Format(BlockFormat):
             x = padded
         bits = block_amax_bits(x, work)
         bad = non_finite(bits, context)
-        x = x.masked_fill(bad, 0.0)
+        is_bad = any_set(bad)
+        x = x.masked_fill(bad, 0.0) if is_bad else x
         magnitude = x.abs()
         quads = magnitude.unflatten(2, (16, 4)).amax(3)
         octets = quads.unflatten(2, (8, 2)).amax(3)
@@ -77,12 +78,14 @@ class Hif4Format(BlockFormat):
         e8 = context.multiply(octets, inverse) >= 4
         fine = context.multiply(quads, inverse)
         e16 = fine >= 2.0 * (1.0 + e8.repeat_interleave(2, 2))
-        shift = (1.0 + e8.repeat_interleave(8, 2)) * (1.0 + e16.repeat_interleave(4, 2))
-        ratios = context.multiply(x, inverse) / shift
+        shift = (1.0 + e8.repeat_interleave(2, 2)) * (1.0 + e16)
+        # A power of two changes no digit: each quad has one factor.
+        of_quads = context.multiply(x.unflatten(2, (16, 4)), (inverse / shift).unsqueeze(3))
+        ratios = of_quads.flatten(2, 3)
         elements = self.element.cast(ratios, work, rounding=q.rounding, generator=q.generator)
-        codes = self.scale_element.to_codes(scale.masked_fill(bad, float("nan")), work)
-        micro = _pack(e8, e16)
-        full = (scale * shift).masked_fill_(bad, float("nan"))
+        scale = scale.masked_fill(bad, float("nan")) if is_bad else scale
+        codes, micro = self.scale_element.to_codes(scale, work), _pack(e8, e16)
+        full = (scale * shift).unsqueeze(3).expand_as(of_quads).flatten(2, 3)
         stored = {"scales": codes, "micro": micro}
         elements, full, ratios = (part[:, :, :size] for part in (elements, full, ratios))
         return ScaledChunk(elements, full, ratios, stored)

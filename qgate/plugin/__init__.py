@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from qgate.plugin import hooks, lazy
-from qgate.plugin.collection import Cases, note_running, select
+from qgate.plugin.collection import Cases, group_of, note_running, select
 from qgate.plugin.command_line import add_nearest_names, add_options, add_short_names
 from qgate.plugin.fixtures import (
     SuiteGate,
@@ -161,9 +161,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     return result
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     note_running(session.config, session.items)
     name_lines(session.config, session.items)
+    if hasattr(session.config, "workerinput") and any(map(is_gate, session.items)):
+        lazy.dealing.write_groups(session.config, [group_of(item) for item in session.items])
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -223,6 +226,13 @@ def pytest_report_teststatus(report: pytest.TestReport) -> Any:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     lazy.out_folder.tell_worker(node.config, node.workerinput)
+    if options_of(node.config).header is not None:
+        lazy.dealing.tell_worker(node.config, node.workerinput)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return lazy.dealing.scheduling_of(config, log) if options_of(config).header else None
 
 
 @pytest.hookimpl(optionalhook=True)

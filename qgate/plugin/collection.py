@@ -233,7 +233,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     if options.shard is not None and items:
         groups = _deal(config, items, selection, options.shard)
         number = options.shard[0]
-        wanted_gates = [item for item in wanted_gates if groups.get(_group(item), 1) == number]
+        wanted_gates = [item for item in wanted_gates if groups.get(group_of(item), 1) == number]
     gates.ask(wanted_gates, beyond)
 
 
@@ -359,7 +359,7 @@ def _deal(
     What a mode of a model costs is measured once per job, so all its gates stay together.
     """
     number, of = shard
-    groups = [_group(item) for item in items]
+    groups = [group_of(item) for item in items]
     dealt = dealt_to(groups, of)
     remaining = [item for item, to in zip(items, dealt, strict=True) if to != number - 1]
     if len(remaining) == len(items):
@@ -385,8 +385,8 @@ def dealt_to(groups: Sequence[Hashable], of: int) -> list[int]:
     return [home[group] for group in groups]
 
 
-def _group(item: pytest.Item) -> Hashable:
-    """A mode or format of a model; other tests are one by one."""
+def group_of(item: pytest.Item) -> Hashable:
+    """Return the mode or format of a model; other tests are one by one."""
     parameters = parameters_of(item)
     if not is_gate(item) or not isinstance(parameters.get("model"), str):
         return item.nodeid

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from qgate import testing as testing
     from qgate.gate.measuring import suite_needs as suite_needs
     from qgate.kernel_checks import updating as updating
+    from qgate.plugin import dealing as dealing
     from qgate.plugin import html_columns as html_columns
     from qgate.plugin import out_folder as out_folder
     from qgate.plugin import records as records
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 else:
     formats, testing = LateModule("qgate.formats"), LateModule("qgate.testing")
     suite_needs = LateModule("qgate.gate.measuring.suite_needs")
+    dealing = LateModule("qgate.plugin.dealing")
     html_columns = LateModule("qgate.plugin.html_columns")
     records, sessions = LateModule("qgate.plugin.records"), LateModule("qgate.plugin.sessions")
     devices, updating = LateModule("qgate.devices"), LateModule("qgate.kernel_checks.updating")

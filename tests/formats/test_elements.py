@@ -248,6 +248,20 @@ def test_single_zero(name: str) -> None:
     assert np.flatnonzero(fmt.code_values() == 0).tolist() == [0]
 
 
+@pytest.mark.parametrize("saturate", [True, False])
+def test_float32_becomes_bf16_as_torch_casts_it_for_every_upper_half(saturate: bool) -> None:
+    upper = torch.arange(-(2**15), 2**15, dtype=torch.int32)[:, None] << 16
+    lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)
+    x = (upper | lower).view(torch.float32)
+    expected = x.bfloat16().float()
+    largest = torch.finfo(torch.bfloat16).max
+    expected = expected.clamp(-largest, largest) if saturate else expected
+    # In rows of one sign and exponent, of which those of NaN and overflow take another way.
+    y = torch.cat([qgate.quantize(part, "bf16", saturate=saturate) for part in x.split(128)])
+    is_same = y.view(torch.int32) == expected.view(torch.int32)
+    assert bool((is_same | (y.isnan() & expected.isnan())).all())
+
+
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_list_of_magnitudes(name: str) -> None:
     expected = np.array(oracles.grid(name).places[:-1])

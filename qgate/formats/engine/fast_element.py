@@ -6,17 +6,21 @@ import torch
 from torch import Tensor
 
 from qgate.formats._element import ElementFormat, round_to_integer
-from qgate.formats._scratch import buffer
+from qgate.formats._scratch import buffer, tracing
 from qgate.formats._work import DOUBLE, SINGLE, CastContext
 from qgate.formats.engine.dtypes import narrow
+from qgate.formats.floats import FloatFormat
 from qgate.formats.integers import IntFormat
 
 _ORDINARY = 2.0**100
+_INFINITY = 0x7F800000
 
 
 def shortcut(fmt: ElementFormat, x: Tensor, out: Tensor, context: CastContext) -> bool:
     """Write the quantized chunk to `out`, or return False."""
     q, scale = context.q, context.state
+    if scale is None and _is_cut_float32(fmt) and x.dtype == out.dtype == torch.float32:
+        return q.rounding == "even" and _round_bits(fmt, x, out, saturates=q.saturate)
     fits = fmt.min_subnormal >= 1 / _ORDINARY and fmt.max <= _ORDINARY
     if context.double or q.rounding == "stochastic" or not fits:
         return False
@@ -45,6 +49,29 @@ def shortcut(fmt: ElementFormat, x: Tensor, out: Tensor, context: CastContext) -
         out.copy_(single)
     else:
         out.copy_(narrow(t, out.dtype))
+    return True
+
+
+def _is_cut_float32(fmt: ElementFormat) -> bool:
+    """Tell if values have the bits of float32 but for the last ones, as those of bf16."""
+    return (
+        isinstance(fmt, FloatFormat)
+        and (fmt.exponent_bits, fmt.bias, fmt.specials) == (8, 127, "ieee")
+        and (fmt.signed, fmt.subnormals) == (True, True)
+    )
+
+
+def _round_bits(fmt: ElementFormat, x: Tensor, out: Tensor, *, saturates: bool) -> bool:
+    """Round float32 as integers, which no thread flushes; NaN and what saturates go elsewhere."""
+    if x.device.type != "cpu" or tracing():
+        return False
+    bits, cut = x.view(torch.int32), 23 - fmt.mantissa
+    t = buffer("size", x.shape, torch.int32, x.device)
+    largest = int(torch.bitwise_and(bits, 0x7FFFFFFF, out=t).max())
+    if largest > _INFINITY - (1 << cut if saturates else 0):
+        return False
+    torch.bitwise_right_shift(bits, cut, out=t).bitwise_and_(1).add_((1 << cut - 1) - 1).add_(bits)
+    out.view(torch.int32).copy_(t.bitwise_and_(-1 << cut))
     return True
 
 
