@@ -67,7 +67,7 @@ FAULTS: list[tuple[str, str, Parts, str]] = [
     ("plain", "P in INT8", {"p": lambda p: (127 * p).round() / 127}, "steps of 1/127"),
     ("plain", "scores cut off", {"scores": lambda s: s.clamp(-3, 3)}, "scores of the softmax are cut off at 3"),
     ("plain", "no sum", {"softmax": without_sum}, "not divided by its sum"),
-    ("plain", "small P", {"p": lambda p: p.where(p >= 1e-3, 0.0)}, "below 0.001 are zero"),
+    ("plain", "small P", {"p": lambda p: p.where(p >= 1e-3, 0.0)}, "tokens .* are wrong"),  # the place alone
     ("plain", "head of zeros", {"p": at_head(2, torch.zeros_like)}, "head 2 of 4|channels 32 to 47"),
     ("plain", "head 2 % off", {"scores": at_head(2, lambda s: 1.02 * s)}, "channels 32 to 47"),
     ("plain", "query 2 % off", {"q": at_row(2, lambda q: 1.1 * q)}, "(token|row) 2|1.1 times"),
