@@ -321,7 +321,17 @@ def test_a_commit_of_accepted_errors_has_what_moved_as_its_message(
     assert table[:5] == [
         ["what", "moved", "mode", "metric", "before", "now", "change"],
         [*(part for part in table[1])],
-        ["layers.0:output", "(local)", "tiny", "2-1", "relative_mse", "1e-4", "1.5e-4", "+50", "%"],
+        [
+            "layers.0:output",
+            "(local)",
+            "tiny",
+            "2-1",
+            "relative_mse",
+            "1.0e-04",
+            "1.5e-04",
+            "+50",
+            "%",
+        ],
         ["layers.0:output", "(local)", "tiny", "2-4", "relative_mse", "0.5", "0.4", "-20", "%"],
         ["logits", "(task)", "tiny", "2-4", "bits_per_byte", "-", "1.5", "new"],
     ]

@@ -562,7 +562,8 @@ def test_a_tensor_is_answered_with_a_table_of_formats_the_best_first(
     assert lines[-1] == "draw/scaling_analysis/index.html"
     text = unescape((ROOT / "index.html").read_text().replace("<wbr>", ""))
     assert "Which format" in text
-    assert f"act.pt: {' '.join(lines[start + 10 : -1]).partition(';')[0]}".split() == (
+    advice = " ".join(lines[start + 10 : -1]).partition(";")[0]
+    assert f"U{advice[1:]}, in act.pt".split() == (
         re.findall(r"<h1>(.*?)</h1>", text)[0].split()
     ), "the page leads with the same advice"
 

@@ -151,7 +151,7 @@ def twin_faults(
     twin: SegmentGradients,
     known: Mapping[str, str],
     right: Callable[[], SegmentGradients],
-    is_farther: Callable[[str], bool],
+    is_farther: Callable[[str], bool | None],
     dtype: str,
 ) -> Iterator[tuple[str, str]]:
     """Yield faults of gradients in 16 bits, given those that FP32 code finds.
@@ -161,30 +161,29 @@ def twin_faults(
     other places on the way back, as a fused activation does, is as near to FP32 as that code.
 
     right       gradients of such a run
-    is_farther  tells if a site's gradient is farther from FP32 than that run's
+    is_farther  tells if a site's gradient is farther from FP32 than that run's; None if unknown
     """
     for site, errors in twin.errors.items():
         error = errors.worst.error
         if not error > 0 and not math.isnan(error):
             continue
         limit = (_TWIN_ROUNDINGS * errors.unit) ** 2
-        of_right = right().errors.get(site) if error <= limit else None
+        is_beyond = not error <= limit
+        of_right = None if is_beyond else right().errors.get(site)
         if site in known:
             yield site, known[site]
-        elif not error <= limit or (of_right is not None and of_right.worst.error == 0):
-            if error <= limit and not is_farther(site):
-                continue
-            words = _pattern(errors, min(limit, error / 2), site in twin.parameters)
-            yield site, f"{OF_TWIN.format(dtype)}: {words}"
+        elif is_beyond or (of_right is not None and of_right.worst.error == 0):
+            is_far = is_farther(site)
+            if is_far or (is_far is None and is_beyond):
+                words = _pattern(errors, min(limit, error / 2), site in twin.parameters)
+                yield site, f"{OF_TWIN.format(dtype)}: {words}"
     yield from ((site, words) for site, words in known.items() if site not in twin.errors)
 
 
 def _is_farther(errors: SiteError, of_right: SiteError) -> bool:
     """Tell if errors in 16 bits are larger than those of right code, in all or in one row."""
-    all_rows, worst_row = errors.relative_mse, errors.worst.error
-    return (
-        all_rows > _MORE * of_right.relative_mse or worst_row > _MORE_OF_ROW * of_right.worst.error
-    )
+    in_all = errors.relative_mse <= _MORE * of_right.relative_mse
+    return not (in_all and errors.worst.error <= _MORE_OF_ROW * of_right.worst.error)
 
 
 def _are_of_right_code(errors: SiteError, site: str, right: SegmentGradients | None) -> bool:
@@ -290,11 +289,10 @@ class GradientCode:
                     alone, [(*pair, take_gradients(alone, pair[0])) for pair in runs]
                 )
 
-            def is_farther(site: str) -> bool:
-                right = of_right_code()
-                errors = gradients.errors.get(site)
+            def is_farther(site: str) -> bool | None:
+                right, errors = of_right_code(), gradients.errors.get(site)
                 of_right = None if right is None else right.errors.get(site)
-                return errors is not None and of_right is not None and _is_farther(errors, of_right)
+                return None if errors is None or not of_right else _is_farther(errors, of_right)
 
             if not twin.is_other_code:  # which may round otherwise on the way back, too
                 faults = dict(twin_faults(twin, faults, of_twin, is_farther, dtype))

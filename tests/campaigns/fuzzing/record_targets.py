@@ -93,7 +93,7 @@ def _reread(folder: Path) -> None:
     told = read_record(folder / "activations.json")
     csv_files(told)
     activation_text(told)
-    page(told, [], [], {})
+    page(told, {}, [], {})
 
 
 def _journal(folder: Path) -> None:

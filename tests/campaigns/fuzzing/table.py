@@ -59,6 +59,7 @@ NOT_READERS: dict[str, str] = {
     "qgate.storage.files:_holder": "a text that is only shown, cut and printable",
     "qgate.models.tiny:load": _OURS,
     "qgate.cli.report:_write": "opens what it writes",
+    "qgate.plugin.dealing:_written": _OURS,
     "qgate.plugin.gate_collection:_has_gates": "looks for a word in a test file of the project",
     "qgate.plugin.shipped:shipped_markers": _OURS,
     "qgate.cli.report:_report": "calls reports.load, which reads through targets",
