@@ -186,7 +186,8 @@ def _awq(settings: Settings) -> Recipe:
         "uint4", (1, size if isinstance(size, int) else 128), has_zero_points=True
     )
     skipped = _texts(settings, "modules_to_not_convert")
-    return Recipe("awq", (RecipeGroup(("Linear",), declared),), (*skipped, "lm_head"), 4)
+    zero = 8 if settings.get("zero_point") is False else None
+    return Recipe("awq", (RecipeGroup(("Linear",), declared),), (*skipped, "lm_head"), 4, zero=zero)
 
 
 def _fp8(settings: Settings) -> Recipe:

@@ -1,0 +1,65 @@
+"""Zero points of GPTQ and AWQ are as configurations declare them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from qgate.checkpoints.comparison import compare
+from tests.checkpoints.exports import parent_tensors, write
+from tests.checkpoints.references import (
+    IntegerWeight,
+    awq_parts,
+    gptq_parts,
+    nearest,
+    with_stored_scales,
+)
+
+Parts = Callable[[IntegerWeight], dict[str, Tensor]]
+AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+
+
+def _export(folder: Path, parts: Parts, settings: dict[str, Any], symmetric: bool) -> str:
+    tensors: dict[str, Tensor] = {}
+    for name, x in parent_tensors().items():
+        module = name.removesuffix(".weight")
+        quantized = with_stored_scales(nearest(x.float(), symmetric=symmetric))
+        stored = {"weight": x} if "_proj" not in name else parts(quantized)
+        tensors |= {f"{module}.{ending}": part for ending, part in stored.items()}
+    return str(write(folder, tensors, {"quantization_config": settings}))
+
+
+@pytest.mark.parametrize(
+    ("parts", "settings"),
+    [(awq_parts, {**AWQ, "zero_point": False}), (gptq_parts, {**GPTQ, "sym": True})],
+    ids=["awq", "gptq"],
+)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_zero_points_that_are_declared_away_are_found(
+    parts: Parts, settings: dict[str, Any], symmetric: bool, parent: str, tmp_path: Path
+) -> None:
+    findings = compare(_export(tmp_path / "child", parts, settings, symmetric), parent).findings
+    assert len(findings) == (0 if symmetric else 14)
+    assert all("and the recipe declares symmetric codes" in f.cause for f in findings)
+
+
+def _without_zeros(weight: IntegerWeight) -> dict[str, Tensor]:
+    return {name: x for name, x in awq_parts(weight).items() if name != "qzeros"}
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_declared_zero_points_are_stored(symmetric: bool, parent: str, tmp_path: Path) -> None:
+    """Symmetric codes with stored zero points of 8 load in the same way as any others."""
+    settings = {**AWQ, "zero_point": True}
+    right = _export(tmp_path / "right", awq_parts, settings, symmetric)
+    assert compare(right, parent).findings == []
+    findings = compare(
+        _export(tmp_path / "wrong", _without_zeros, settings, symmetric), parent
+    ).findings
+    assert len(findings) == 14
+    assert all(f.cause.startswith("its qzeros is missing") for f in findings)
