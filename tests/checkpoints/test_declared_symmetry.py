@@ -27,10 +27,12 @@ GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 def _export(folder: Path, parts: Parts, settings: dict[str, Any], symmetric: bool) -> str:
     tensors: dict[str, Tensor] = {}
     for name, x in parent_tensors().items():
+        if "_proj" not in name:
+            tensors[name] = x
+            continue
         module = name.removesuffix(".weight")
         quantized = with_stored_scales(nearest(x.float(), symmetric=symmetric))
-        stored = {"weight": x} if "_proj" not in name else parts(quantized)
-        tensors |= {f"{module}.{ending}": part for ending, part in stored.items()}
+        tensors |= {f"{module}.{ending}": part for ending, part in parts(quantized).items()}
     return str(write(folder, tensors, {"quantization_config": settings}))
 
 

@@ -25,8 +25,8 @@ EXCESS = 0.05
 OF_INPUTS = ("input_scale", "input_global_scale", "input_zero_point")
 ADAPTERS = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|adapter\w*)(\.|$)")
 UNTIED = (
-    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi", "phi3", "granite",
-    "olmo2", "deepseek_v3", "glm4", "gpt_oss",
+    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi", "phi3",
+    "granite", "olmo2", "deepseek_v3", "glm4", "gpt_oss",
 )  # fmt: skip
 """Kinds of models whose heads are no embeddings where a configuration says nothing."""
 PLACES = {
@@ -164,8 +164,8 @@ def untied_heads(child: Checkpoint, parent: Checkpoint) -> Iterator[CheckpointFi
     if is_untied and states[1] is True and not is_stored:
         yield CheckpointFinding(
             "config.json tie_word_embeddings",
-            f"it is {'missing' if states[0] is None else 'False'} here and True in the parent, and no {TIED} is stored: set it to true, or "
-            f"store {TIED}.weight",
+            f"it is {'missing' if states[0] is None else 'False'} here and True in the parent, and "
+            f"no {TIED} is stored: set it to true, or store {TIED}.weight",
         )
 
 

@@ -76,8 +76,8 @@ def card_findings(
         if claims and not any(set(meant) & borne_out for _, meant in claims):
             yield CheckpointFinding(
                 f"{CARD} {part}",
-                f"it says {claims[0][0]!r} here, and the weights are {stored}: correct the card, or "
-                "export again",
+                f"it says {claims[0][0]!r} here, and the weights are {stored}: correct the card, "
+                "or export again",
             )
     sizes = {declared.tile[1] for declared in formats if declared.tile[1] is not None}
     stated = {int(match[1] or match[2]) for match in GROUP.finditer(text)}
