@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -117,9 +118,29 @@ def usual_arithmetic() -> Iterator[None]:
     """Compute figures as torch and NumPy do unless a program told them otherwise.
 
     `torch.set_flush_denormal(True)` would change them, and `np.errstate(all="raise")` end them.
+    Functions that compiled code calls are not compiled, as torch has fewer operators than NumPy.
     """
     if torch.compiler.is_dynamo_compiling():
         torch._dynamo.graph_break(msg=_COMPILED)
+    with _uncompiled():
+        yield from _usual_arithmetic()
+
+
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Let torch.compile leave what runs inside as it is."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    set_callback = torch._C._dynamo.eval_frame.set_eval_frame
+    before = set_callback(None)
+    try:
+        yield
+    finally:
+        set_callback(before)
+
+
+def _usual_arithmetic() -> Iterator[None]:
     flushes = flushes_denormals()
     if flushes:
         torch.set_flush_denormal(False)

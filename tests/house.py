@@ -89,7 +89,7 @@ LIBRARY_READERS = (
 LIBRARY_METHODS = ("ParquetFile", "read_schema", "from_pretrained", "load_from_disk")
 OWN_FILES = {
     "qgate/cli/_base_gates.py": 1, "qgate/cli/_ci_files.py": 1, "qgate/cli/_receipts.py": 1,
-    "qgate/cli/init.py": 2, "qgate/cli/report.py": 1, "qgate/drawing/files.py": 3,
+    "qgate/cli/init.py": 2, "qgate/cli/report.py": 1, "qgate/drawing/files.py": 2,
     "qgate/engine/_backends.py": 1,
     "qgate/kernel_checks/by_name.py": 2, "qgate/kernel_checks/kernel_process.py": 1,
     "qgate/kernel_checks/starting.py": 1, "qgate/kernels/compiling.py": 1,

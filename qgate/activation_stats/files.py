@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from qgate.activation_stats.page import EmbeddedPicture, page
+from qgate.activation_stats.page import page
 from qgate.activation_stats.reading import ReportOptions, clean, digest, model_stem, report_options
 from qgate.activation_stats.record import ACTIVATIONS, ActivationsRecord
 from qgate.activation_stats.tables import as_json, csv_files
+from qgate.charts.reports import PagePicture
 from qgate.errors import QgateError
 from qgate.interruptions import raise_interruption
 from qgate.storage.access import folder_of, local_files, write_text
@@ -166,10 +166,10 @@ class _Writer:
             write_text(self.folder / self._named(name), text)
             written.append(self._named(name))
         failed: dict[str, str] = {}
-        embedded = self._draw(written, failed)
+        pictures = self._draw(written, failed)
         if self.page:
             name = self._named(self.page)
-            write_text(self.folder / name, page(self.record, embedded, written, failed))
+            write_text(self.folder / name, page(self.record, pictures, written, failed))
             written.insert(0, name)
         current = {*written, self._listed}
         self.home.remove(*sorted(({*before, *possible} - current) & {*files_in(self.home.fresh())}))
@@ -182,22 +182,21 @@ class _Writer:
             )
         return [self.folder / name for name in written]
 
-    def _draw(self, written: list[str], failed: dict[str, str]) -> list[EmbeddedPicture]:
+    def _draw(self, written: list[str], failed: dict[str, str]) -> dict[str, list[PagePicture]]:
         """Draw the pictures one by one, so that memory holds one at a time."""
-        embedded = []
+        pictures: dict[str, list[PagePicture]] = {}
         for done, picture in enumerate(self.pictures, 1):
             files = self._picture_files(picture)
             try:
                 sheet = picture.sheet()
                 if sheet is not None:
-                    draw = partial(picture.write, sheet, dpi=self.options.dpi, page=bool(self.page))
                     with local_files([self.folder / name for name in files]) as paths:
-                        image = draw(paths)
+                        picture.write(sheet, paths, dpi=self.options.dpi)
                     written += files
-                    file = files[0] if files else picture.name
-                    embedded.append(
-                        EmbeddedPicture(picture.section, file, sheet.title, picture.about, *image)
-                    )
+                    if self.page:
+                        file = files[0] if files else ""
+                        about = (file, sheet.title, picture.about, sheet.svg(), sheet.width)
+                        pictures.setdefault(picture.section, []).append(PagePicture(*about))
             except OSError:
                 raise
             except Exception as error:
@@ -205,7 +204,7 @@ class _Writer:
                 failed[picture.name] = f"{type(error).__name__}: {error}"
             if self.progress is not None:
                 self.progress(done, len(self.pictures))
-        return embedded
+        return pictures
 
     def _list(self, names: Iterable[str]) -> None:
         listing = {"kind": _KIND, "model": self.record["model"], "files": sorted(names)}

@@ -5,10 +5,8 @@ Everything from the model, the data or the settings is escaped. Scripts only sor
 
 from __future__ import annotations
 
-import base64
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from qgate.activation_stats.findings import findings, summary
@@ -26,12 +24,34 @@ from qgate.activation_stats.reading import (
 )
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
 from qgate.activation_stats.texts import keep_lines, max_over_rms, worst_layers
-from qgate.charts.pages import Cell, headline, number, render
+from qgate.charts.pages import Cell, headline, number
+from qgate.charts.reports import PagePicture, Section, SectionTable, report_page
 from qgate.summaries.reading import figure_of
 from qgate.text import decibels, shortened
 from qgate.text.findings import not_drawn
 
 Rows = list[list[Cell]]
+_LAYER_HEAD = ("layer", "role", "worst format", "amax", "rms", "kurtosis", "max/rms",
+               "channel ratio", "token ratio", "outlier tokens")  # fmt: skip
+_CHANNEL_HEAD = ("modules", "systematic channel", "layers", "largest over the median channel")
+_TOKEN_HEAD = ("layer", "role", "what", "token", "sample", "position", "channel", "value",
+               "over median")  # fmt: skip
+_FORMAT_HEAD = ("format", "role", "worst layer", "worst SQNR", "without massive elements",
+                "median SQNR", "median without them")  # fmt: skip
+_ALONE_HEAD = ("layer quantized alone", "format", "SQNR of the model", "SQNR of the layer", "loss")
+_SMOOTHING_HEAD = ("layer", "format", "best α", "as it is", "smoothed", "gain",
+                   "Hadamard rotation")  # fmt: skip
+_WORST_FIRST = (
+    "Worst first, by the lowest SQNR of any format (of two figures, with/without massive elements, "
+    "the worse counts). Channel ratio: the largest channel over the median one; token ratio: the "
+    "largest token over the median one; outlier tokens: per sample."
+)
+_ABOUT = {
+    "formats": "A name that ends in “per tensor” has one scale for all values of a layer: modes of "
+    "that format have one per token and output channel. Massive elements are beyond 20 times the "
+    "root mean square of all but the largest 1 in 32.",
+    "sensitivity": "Of two figures: with/without massive elements.",
+}
 _MOST = 150
 SECTIONS = {
     "outliers": ("Outliers", "Outlier tokens were not looked for, or none of it was asked for."),
@@ -45,71 +65,68 @@ SECTIONS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class EmbeddedPicture:
-    """A picture on the page: its section, file, title, description, and the PNG itself."""
-
-    section: str
-    file: str
-    title: str
-    about: str
-    data: bytes
-    width: int
-    height: int
-
-
 def page(
     record: ActivationsRecord,
-    embedded: Sequence[EmbeddedPicture],
+    pictures: Mapping[str, Sequence[PagePicture]],
     files: Sequence[str],
     failed: Mapping[str, str],
 ) -> str:
-    """Render the page; `files` are beside it, `failed` has the errors of missing pictures."""
+    """Render the page with the pictures of its sections; `files` are beside it, `failed` has the
+    errors of missing pictures."""
     name = shortened(record["model"], 90)
-    by_section: dict[str, list[dict[str, object]]] = {section: [] for section in SECTIONS}
-    for picture in embedded:
-        data = base64.b64encode(picture.data).decode("ascii")
-        by_section[picture.section].append({**vars(picture), "data": data})
-    settings = [*record["settings"].items()]
-    settings += [(f"version of {part}", value) for part, value in record["versions"].items()]
-    settings += [(f"seconds of {part}", f"{s:.2f}") for part, s in record["seconds"].items()]
-    names = format_names(record)
     sentences = [*not_drawn(failed), *findings(record)]
     first, tone = headline(sentences, name)
-    return render(
-        "activation_stats/page",
+    return report_page(
+        list(_sections(record, pictures)),
+        verdict=first, tone=tone, findings=sentences, files=files, notes=record["notes"],
         title=f"Activations of {shortened(name, 60)}",
-        first=first,
-        tone=tone,
-        name=name,
-        summary=summary(record),
-        findings=sentences,
-        keep="\n".join(keep_lines(record)),
-        links=[
-            ("layers", "Worst layers", 0),
-            *((section, SECTIONS[section][0], len(by_section[section])) for section in SECTIONS),
-            ("settings", "Settings", 0),
-            ("files", "Files", 0),
+        about=f"Activations of {name}: {summary(record)}",
+    )  # fmt: skip
+
+
+def _sections(
+    record: ActivationsRecord, pictures: Mapping[str, Sequence[PagePicture]]
+) -> Iterator[Section]:
+    names = format_names(record)
+    yield Section(
+        anchor="keep", title="Layers to keep in higher precision", lines=keep_lines(record),
+        empty="No layer has to be kept in higher precision, or none was tried.",
+    )  # fmt: skip
+    yield Section(
+        anchor="layers", title="Worst layers", about=_WORST_FIRST,
+        tables=[_table("layers", [*_LAYER_HEAD, *names], 2, _layer_rows(record, names))],
+    )  # fmt: skip
+    tables = {
+        "outliers": [
+            _table("channels", _CHANNEL_HEAD, 1, _channel_rows(record)),
+            _table("tokens", _TOKEN_HEAD, 4, _token_rows(record), "Where they are"),
         ],
-        sections=SECTIONS,
-        pictures=by_section,
-        most=_MOST,
-        format_names=names,
-        tables={
-            "layers": _layer_rows(record, names),
-            "channels": _channel_rows(record),
-            "tokens": _token_rows(record),
-            "formats": _format_rows(record, names),
-            "sensitivity": _sensitivity_rows(record),
-            "smoothing": _smoothing_rows(record),
-        },
-        settings=settings,
-        files=files,
-        notes=record["notes"],
-    )
+        "formats": [_table("formats", _FORMAT_HEAD, 3, _format_rows(record, names))],
+        "sensitivity": [_table("sensitivity", _ALONE_HEAD, 2, _sensitivity_rows(record))],
+        "smoothing": [_table("smoothing", _SMOOTHING_HEAD, 2, _smoothing_rows(record))],
+    }
+    for anchor, (title, why) in SECTIONS.items():
+        own = pictures.get(anchor, ())
+        yield Section(
+            anchor=anchor, title=title, total=len(own), about=_ABOUT.get(anchor, ""), pictures=own,
+            tables=[table for table in tables.get(anchor, ()) if table.rows], empty=why,
+        )  # fmt: skip
+    settings: list[tuple[str, object]] = [*record["settings"].items()]
+    settings += [(f"version of {part}", value) for part, value in record["versions"].items()]
+    settings += [(f"seconds of {part}", f"{s:.2f}") for part, s in record["seconds"].items()]
+    about = "Those that differ from the defaults."
+    yield Section(anchor="settings", title="Settings", about=about, facts=settings)
 
 
 # Tables ------------------------------------------------------------------------------------------
+
+
+def _table(name: str, head: Sequence[str], words: int, rows: Rows, title: str = "") -> SectionTable:
+    """Return the first rows of a table; a file beside the page has all of them."""
+    more = f"{len(rows) - _MOST:,} more in {name}.csv." * (len(rows) > _MOST)
+    return SectionTable(
+        head=head, rows=rows[:_MOST], words=words, label=name, title=title, more=more
+    )
 
 
 def _db(value: float) -> Cell:

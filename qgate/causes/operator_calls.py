@@ -12,7 +12,7 @@ Arguments = Callable[[Sequence[Any]], Sequence[Any]]
 Result = Callable[[Sequence[Any], Any], Any]
 LARGEST = 2**22
 """Elements of tensors up to which it is known what made them, which keeps them in memory."""
-_COPIES = frozenset({"clone", "_to_copy", "lift_fresh", "detach", "alias"})
+COPIES = frozenset({"clone", "_to_copy", "lift_fresh", "detach", "alias"})
 _NAMES = {
     "_softmax": "softmax", "mm": "a matrix product", "bmm": "a matrix product",
     "addmm": "a matrix product", "mul": "a multiplication", "add": "an addition",
@@ -71,7 +71,7 @@ class Makers:
             address = _address(value)
             if address in before:
                 continue
-            copied = self.of(args[0]) if name in _COPIES and args else None
+            copied = self.of(args[0]) if name in COPIES and args else None
             if copied is not None:
                 self._made[address] = Maker(copied.name, copied.args, value, copied.words)
                 continue

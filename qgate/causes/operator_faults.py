@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from qgate.causes.element_faults import element_faults, general_faults, rounded_faults
 from qgate.causes.exchange_faults import exchange_faults
 from qgate.causes.faults import Function
-from qgate.causes.operator_calls import Call, CallFault, Makers, words_of
+from qgate.causes.operator_calls import COPIES, Call, CallFault, Makers, words_of
 from qgate.causes.softmax_faults import mask_faults, softmax_faults, window_faults
 from qgate.causes.sum_faults import product_faults, sum_faults
 from qgate.expected.dispatching import DispatchMode
@@ -85,7 +85,7 @@ class _Sites(DispatchMode):
         self.general: list[OperatorFault] = []
         self.coarse: list[OperatorFault] = []
         self.products: list[tuple[int, Tensor, Tensor]] = []
-        self.scalable: list[tuple[int, str]] = []
+        self.scalable: list[tuple[int, str, str]] = []
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -103,12 +103,14 @@ class _Sites(DispatchMode):
         result = function(*args, **kwargs)
         if name in ("mm", "bmm"):
             self.products.append((site, args[0], args[1]))
-        if isinstance(result, Tensor) and result.is_floating_point() and not function.is_view:
-            self.scalable.append((site, name))
         if self.count <= MOST_CALLS:
             with _disable_current_modes():
                 self._list(Call(name, args, kwargs, result, self.makers), site)
         self.makers.note(function, name, args, result)
+        if isinstance(result, Tensor) and result.is_floating_point() and not function.is_view:
+            maker = self.makers.of(result)
+            if maker is None or name not in COPIES or maker.name == "argument":
+                self.scalable.append((site, name, maker.words if maker else words_of(name)))
         return result
 
     def _list(self, call: Call, site: int) -> None:
@@ -202,22 +204,33 @@ def scaled_operators(
     if sites.count > MOST_OPERATORS:
         return []
     listed = []
-    for site, name in sites.scalable:
+    for site, name, result_words in sites.scalable:
         is_softmax = name in ("_softmax", "_log_softmax")
-        words = "the scores of the softmax are" if is_softmax else f"{words_of(name)} is"
-
-        def scaled(
-            factor: float, site: int = site, name: str = name, is_softmax: bool = is_softmax
-        ) -> Function:
-            change = (
-                CallFault("", arguments=lambda args: (args[0] * factor, *args[1:]))
-                if is_softmax
-                else CallFault("", result=lambda _, own: own * factor)
-            )
-            return OperatorFault("", site, name, change).within(like)
-
-        listed.append((words, scaled))
+        words = "the scores of the softmax are" if is_softmax else f"{result_words} is"
+        change = _scaled_scores if is_softmax else _scaled_result
+        listed.append((words, _scaled_by(like, site, name, change)))
+        if name == "tanh":
+            bounded = _scaled_by(like, site, name, _scaled_bound)
+            listed.append(("the bound of tanh (a soft cap) is", bounded))
     return sorted(listed, key=lambda entry: "softmax" not in entry[0])
+
+
+def _scaled_by(
+    like: Function, site: int, name: str, change: Callable[[float], CallFault]
+) -> Callable[[float], Function]:
+    return lambda factor: OperatorFault("", site, name, change(factor)).within(like)
+
+
+def _scaled_scores(factor: float) -> CallFault:
+    return CallFault("", arguments=lambda args: (args[0] * factor, *args[1:]))
+
+
+def _scaled_result(factor: float) -> CallFault:
+    return CallFault("", result=lambda _, own: own * factor)
+
+
+def _scaled_bound(factor: float) -> CallFault:
+    return CallFault("", result=lambda args, _: factor * torch.tanh(args[0] / factor))
 
 
 def _traced(like: Function, arguments: Sequence[Any]) -> _Sites:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from qgate.causes.operator_calls import Arguments, Call, CallFault, Makers
+from qgate.expected.intermediates import rounded
+from qgate.stats.bits import short_name
 
 HIDDEN = -1e3
 """Scores up to which an entry is taken to be masked."""
@@ -20,6 +22,16 @@ WIDTHS = (16, 32, 64, 96, 128, 160, 192, 256)
 """Widths that heads are filled up to."""
 CAPS = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 50.0, 100.0)
 """Bounds of scores that models have."""
+CLAMPS = (1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 10.0, 16.0, 20.0, 30.0, 50.0)
+"""Bounds that scores may be cut off at."""
+SMALL = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 2.0**-14)
+"""Probabilities below which they may become zero."""
+SCALED = ((torch.float8_e4m3fn, 448.0), (torch.float8_e5m2, 57344.0))
+"""Formats that probabilities fill with a scale, and their largest values."""
+MOST_HEADS = 64
+"""Heads of which each may be the one that is lost."""
+WINDOWS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Keys by which a window may be too wide or too narrow."""
 DEEP = 6
 """Operators between a product and the softmax of what it gave."""
 Mask = Callable[[Tensor], Tensor]
@@ -53,8 +65,14 @@ def softmax_faults(call: Call) -> Iterator[CallFault]:
             f"the scores of the softmax are capped at {cap:g} by tanh, and should not be",
             _on_scores(lambda s, cap=cap: torch.where(s <= HIDDEN, s, cap * (s / cap).tanh())),  # type: ignore[misc]
         )
+    for bound in CLAMPS:
+        yield CallFault(
+            f"the scores of the softmax are cut off at {bound:g}, and should not be",
+            _on_scores(lambda s, bound=bound: torch.where(s <= HIDDEN, s, s.clamp(-bound, bound))),  # type: ignore[misc]
+        )
     if call.name == "_softmax":
         yield from _of_probabilities(scores)
+        yield from _coarse_probabilities(scores)
 
 
 def _distances(scores: Tensor) -> Iterator[CallFault]:
@@ -98,6 +116,31 @@ def _of_probabilities(scores: Tensor) -> Iterator[CallFault]:
                     a[0], tile, sums, rows
                 ),
             )
+
+
+def _coarse_probabilities(scores: Tensor) -> Iterator[CallFault]:
+    for least in SMALL:
+        yield CallFault(
+            f"probabilities of the softmax below {least:.2g} are zero",
+            result=lambda _, p, least=least: p.where(p >= least, 0.0),  # type: ignore[misc]
+        )
+    for dtype, most in SCALED:
+        yield CallFault(
+            f"the probabilities of the softmax are rounded to {short_name(dtype)}, 1 at {most:g}",
+            result=lambda _, p, dtype=dtype, most=most: rounded(p * most, dtype) / most,  # type: ignore[misc]
+        )
+    heads = scores.shape[-3] if scores.dim() > 2 else 1
+    for head in range(heads) if 1 < heads <= MOST_HEADS else ():
+        yield CallFault(
+            f"head {head} of {heads} of the softmax is zero",
+            result=lambda _, p, head=head: _without_head(p, head),  # type: ignore[misc]
+        )
+
+
+def _without_head(p: Tensor, head: int) -> Tensor:
+    changed = p.clone()
+    changed[..., head, :, :] = 0.0
+    return changed
 
 
 def _not_rescaled(scores: Tensor, tile: int, sums: bool, rows: bool) -> Tensor:
@@ -227,18 +270,31 @@ def _masks(hidden: Tensor) -> Iterator[tuple[str, Mask]]:
 
 
 def window_faults(call: Call) -> Iterator[CallFault]:
-    """List other windows of a mask that fills scores: what is hidden before the first key."""
-    if call.name != "masked_fill" or float(call.args[2]) > HIDDEN or call.args[1].dim() < 2:
+    """List other windows of a mask that fills or is added: what is hidden before the first key."""
+    args = call.args
+    is_added = call.name == "add" and len(args) > 1 and isinstance(args[1], Tensor)
+    if is_added and args[1].dim() > 1 and args[1].is_floating_point():
+        for words, change in _windows(args[1] <= HIDDEN):
+            yield CallFault(words, lambda a, change=change: (a[0], _masked(a[1], change), *a[2:]))  # type: ignore[misc]
+    elif call.name == "masked_fill" and float(args[2]) <= HIDDEN and args[1].dim() > 1:
+        for words, change in _windows(args[1]):
+            yield CallFault(words, lambda a, change=change: (a[0], change(a[1]), *a[2:]))  # type: ignore[misc]
+
+
+def _windows(hidden: Tensor) -> Iterator[tuple[str, Mask]]:
+    if not bool(_early(hidden).any()):
         return
-    if not bool(_early(call.args[1]).any()):
-        return
-    windows: tuple[tuple[str, Mask], ...] = (
-        ("the window is not applied: all earlier keys are shown", lambda m: m & ~_early(m)),
-        ("the window shows one earlier key more", _wider),
-        ("the window shows one earlier key less", _narrower),
-    )
-    for words, change in windows:
-        yield CallFault(words, lambda a, change=change: (a[0], change(a[1]), *a[2:]))  # type: ignore[misc]
+    yield "the window is not applied: all earlier keys are shown", lambda m: m & ~_early(m)
+    for keys in (keys for keys in WINDOWS if keys < hidden.shape[-1]):
+        count = "one earlier key" if keys == 1 else f"{keys} earlier keys"
+        yield f"the window shows {count} more", lambda m, n=keys: _repeated(_wider, m, n)  # type: ignore[misc]
+        yield f"the window shows {count} less", lambda m, n=keys: _repeated(_narrower, m, n)  # type: ignore[misc]
+
+
+def _repeated(change: Mask, mask: Tensor, times: int) -> Tensor:
+    for _ in range(times):
+        mask = change(mask)
+    return mask
 
 
 def _early(mask: Tensor) -> Tensor:

@@ -64,7 +64,9 @@ FORMAT_COLORS = {
     "float64": INK,
 }
 _NEW = (WINE, OLIVE, TEAL, INDIGO, SAND, ROSE, SLATE, COCOA)
-PALETTE = frozenset((*COLORS, *FORMAT_COLORS.values(), *_NEW, RED, WHITE, PALE, GROUND))
+# Words on pale cells, which no theme turns.
+ON_PALE = "#010101"
+PALETTE = frozenset((*COLORS, *FORMAT_COLORS.values(), *_NEW, RED, WHITE, PALE, GROUND, ON_PALE))
 # Steps of a heat map from the smallest error to the largest, each with the color of its text.
 HEAT_LIGHT = (
     ("#f1f6fb", "#10202f"), ("#dce9f5", "#10202f"), ("#c2d9ee", "#10202f"),

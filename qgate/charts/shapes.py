@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgate.charts.figure import SMALL, dress
-from qgate.charts.palette import BLACK, GRAY, MAP, WHITE
+from qgate.charts.palette import BLACK, GRAY, MAP, ON_PALE, WHITE
 from qgate.charts.sheet import (
     Sheet,
     boxes_of,
@@ -185,12 +185,17 @@ def cell_map(axes: Axes, cells: npt.ArrayLike, **more: Any) -> AxesImage:
 
 
 def write_cells(
-    axes: Axes, cells: Floats, name: Callable[[float], str], black: Callable[[float], bool]
-) -> None:
-    """Write the figures of a small map into its cells, in black or white."""
+    axes: Axes, cells: Floats, name: Callable[[float], str], black: Callable[[float], bool],
+    *, is_log: bool = False,
+) -> None:  # fmt: skip
+    """Write the figures of a small map into its cells, in black or white.
+
+    On a logarithmic scale zeros have no color: they stand on the ground.
+    """
     for (row, column), value in np.ndenumerate(cells):
         if math.isfinite(value):
+            on_color = ON_PALE if black(float(value)) else WHITE
             axes.text(
                 column, row, name(float(value)), ha="center", va="center", fontsize=SMALL,
-                color=BLACK if black(float(value)) else WHITE,
+                color=BLACK if is_log and value == 0 else on_color,
             )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 
 from qgate.charts.figure import DPI, HEADLINE, SMALL, TICK, new_figure, render_image, save
+from qgate.charts.inline import inline_svg
 from qgate.charts.palette import BLACK, COLORS, FORMAT_COLORS, INK, WHITE, format_color
 from qgate.text import brief, distinct, one_line, shortened, shortened_title
 from qgate.text.format_names import FORMAT_ALIASES
@@ -42,6 +43,15 @@ class Sheet:
         with np.errstate(all="ignore"):
             save(self.figure, Path(path), dpi=dpi)
 
+    @property
+    def width(self) -> int:
+        """Return how many points wide it is."""
+        return round(72 * self.figure.get_figwidth())
+
+    def svg(self) -> str:
+        """Return the picture as an element of a page, in the colors of its theme."""
+        return inline_svg(self.figure, self.title)
+
     def _repr_png_(self) -> bytes:
         data = io.BytesIO()
         with np.errstate(all="ignore"):
@@ -57,12 +67,16 @@ class Drawing(Generic[Record]):
 
     def __call__(self, path: Path, record: Record, *, dpi: float = DPI) -> str:
         """Return the title of the picture; empty where there was nothing to draw."""
-        with np.errstate(all="ignore"):
-            sheet = self.build(record)
-            if sheet is None:
-                return ""
+        sheet = self.sheet(record)
+        if sheet is None:
+            return ""
         sheet.save(path, dpi=dpi)
         return sheet.title
+
+    def sheet(self, record: Record) -> Sheet | None:
+        """Draw the picture; None where there is nothing to draw."""
+        with np.errstate(all="ignore"):
+            return self.build(record)
 
 
 def sheet(width: float, height: float, title: str, *, color: str = BLACK) -> Sheet:

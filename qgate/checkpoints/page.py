@@ -41,6 +41,8 @@ _HEAD = ("verdict", "weight", "format", "parent by", "method", "over ideal (dB)"
          "relative error", "at the ends", "zeros", "scales from", "to", "times ideal")  # fmt: skip
 _NARROW = {"weight": 54, "over ideal (dB)": 24, "limit (dB)": 22}
 _FIGURES = _HEAD[5:]
+_NO_BLOCKS = ("Worst blocks", "There is no parent to draw blocks beside, or no quantized weight.")
+_NO_SCALES = ("Scales", "No weight has scales.")
 _MOST_NAME, _MOST_WORD = 300, 80
 _VERDICTS = {
     "finding": "fail", "stands out": "warn", "as declared": "good", "not quantized": "",
@@ -87,8 +89,8 @@ def page(record: CheckpointRecord, files: Sequence[str]) -> str:
         ("findings", "Findings", len(record.findings)),
         ("map", "Layers and tensors", 0),
         ("weights", "Weights", len(weights)),
-        ("blocks", "Worst blocks", len(blocks)),
-        ("scales", "Scales", len(scales)),
+        *([("blocks", "Worst blocks", len(blocks))] if blocks else ()),
+        *([("scales", "Scales", len(scales))] if scales else ()),
         ("formats", "Formats", len(format_rows(record))),
         ("recipe", "Recipe", 0),
         ("files", "Files", len(files)),
@@ -105,6 +107,7 @@ def page(record: CheckpointRecord, files: Sequence[str]) -> str:
         evidence=evidence[:MOST_FINDINGS],
         more_findings=len(evidence) - MOST_FINDINGS,
         links=links,
+        absent=[why for why, of in ((_NO_BLOCKS, blocks), (_NO_SCALES, scales)) if not of],
         limit=decibels(LIMIT_DB),
         formats=[[Cell(str(cell)) for cell in row] for row in format_rows(record)],
         format_head=FORMAT_HEADINGS,

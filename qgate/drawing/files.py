@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import struct
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from qgate.charts.reports import PagePicture
 from qgate.drawing.findings import DumpFindings, findings_of
-from qgate.drawing.page import LinkedPicture, page
+from qgate.drawing.page import page
 from qgate.drawing.tables import TABLES
 from qgate.drawing.texts import tensor_stats
 from qgate.engine import Failure, Workers, map_items, workers_of
@@ -50,11 +50,13 @@ _TEXTS = (PAGE, STATISTICS, RECORD, *(f"statistics/{name}" for name in TABLES))
 
 
 class PictureOutcome(NamedTuple):
-    """A picture by its path: the title if there was something to draw, or why drawing failed."""
+    """A picture by its path: title and SVG where there was something to draw, or why it failed."""
 
     path: str
     title: str = ""
     failure: str = ""
+    svg: str = ""
+    width: int = 0
 
 
 def draw_analysis(
@@ -89,16 +91,16 @@ def draw_analysis(
         drawings.append(drawing)
         if progress is not None:
             progress(len(drawings), len(pictures))
-    titles = {drawing.path: drawing.title for drawing in drawings if drawing.title}
+    outcomes = {drawing.path: drawing for drawing in drawings if drawing.title}
     failed = {drawing.path: drawing.failure for drawing in drawings if drawing.failure}
     linked = [
-        LinkedPicture(p.path, titles[p.path], p.about, *_size(folder / p.path))
+        PagePicture(p.path, outcome.title, p.about, outcome.svg, outcome.width)
         for p in pictures
-        if p.path in titles
+        if (outcome := outcomes.get(p.path)) is not None
     ]
     text = page(analysis, linked, _TEXTS[1:], failed=failed, plots=plots, findings=findings)
     write_text(folder / PAGE, text)
-    copies = {copy: path for copy, path in copies.items() if path in titles}
+    copies = {copy: path for copy, path in copies.items() if path in outcomes}
     for copy, path in copies.items():
         folder_of((folder / copy).parent).make()
         write_bytes(folder / copy, (folder / path).read_bytes())
@@ -235,9 +237,12 @@ def _draw_pictures(
 
 def _draw(analysis: DumpAnalysis, file: Path, path: str, dpi: float | None) -> PictureOutcome:
     """Draw one picture and return its errors; those of the disk are raised."""
-    draw = _picture(path).draw
     try:
-        return PictureOutcome(path, draw(file, analysis, **({} if dpi is None else {"dpi": dpi})))
+        sheet = _picture(path).draw.sheet(analysis)
+        if sheet is None:
+            return PictureOutcome(path)
+        sheet.save(file, **({} if dpi is None else {"dpi": dpi}))
+        return PictureOutcome(path, sheet.title, svg=sheet.svg(), width=sheet.width)
     except OSError:
         raise
     except Exception as error:
@@ -255,10 +260,3 @@ def _draw_elsewhere(
         target.parent.mkdir(parents=True, exist_ok=True)
         picture = _draw(analysis, target, path, dpi)
         return picture, target.read_bytes() if picture.title else b""
-
-
-def _size(path: Location) -> tuple[int, int]:
-    """Read width and height from the head of a PNG."""
-    with path.open("rb") as file:
-        width, height = struct.unpack(">II", file.read(24)[16:])
-    return width, height

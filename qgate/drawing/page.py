@@ -7,10 +7,10 @@ comes from the dump is escaped. Scripts only sort: the page is complete without 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from qgate.charts.pages import Cell, headline, leading, number, render
+from qgate.charts.pages import Cell, headline, leading, number
+from qgate.charts.reports import PagePicture, Section, SectionTable, report_page
 from qgate.drawing.findings import (
     FORMATS_ABOUT,
     DumpFindings,
@@ -33,6 +33,13 @@ from qgate.text import decibels, percent, shortened
 from qgate.text.findings import NOTHING, not_drawn, worst_first
 
 _WORST = 60
+_NOTHING_BAD = "No tensor is bad in any way that qgate looks for."
+_NO_FORMATS = "No tensor has figures of formats: there are statistics only."
+_NO_PICTURES = "Pictures were not asked for."
+_WORST_HEAD = ("tensor", "what is worst", "quant type", "amax", "rms", "kurtosis",
+               "outlier channel", "saturated", "flushed")  # fmt: skip
+_FORMAT_HEAD = ("format", "worst tensor", "worst SQNR", "without massive", "median SQNR",
+                "without massive", "flushed", "saturated", "of the error")  # fmt: skip
 # Folders of pictures in the order of the page, with their titles and what an empty one says.
 SECTIONS: dict[str, tuple[str, str]] = {
     "distributions": ("Distributions", "There are no values and no counts, so no distributions."),
@@ -63,20 +70,9 @@ SECTIONS: dict[str, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class LinkedPicture:
-    """A picture beside the page: its path from there, its sentence, and its size in pixels."""
-
-    path: str
-    title: str
-    about: str
-    width: int
-    height: int
-
-
 def page(
     analysis: DumpAnalysis,
-    pictures: Sequence[LinkedPicture],
+    pictures: Sequence[PagePicture],
     files: Sequence[str],
     *,
     failed: Mapping[str, str] | None = None,
@@ -86,38 +82,40 @@ def page(
     """Render the page with links to `files`; `failed` says why pictures are missing."""
     findings = findings or findings_of(analysis)
     sentences = worst_first([*findings.findings, *not_drawn(failed or {})])
-    by_folder: dict[str, list[Mapping[str, object]]] = {folder: [] for folder in ("", *SECTIONS)}
-    for picture in pictures:
-        by_folder[picture.path.rpartition("/")[0]].append(vars(picture))
     name = str(analysis["dump"].get("folder") or "a dump")
     first, tone = headline(sentences, name)
+    return report_page(
+        list(_sections(analysis, findings, pictures, plots)),
+        verdict=first, tone=tone, findings=sentences, files=files, notes=analysis["notes"],
+        title=leading((sentences or [NOTHING])[0].text, 110), contents="tabs",
+        about=f"Analysis of {shortened(name, 90)}: {summary_line(analysis)}",
+    )  # fmt: skip
+
+
+def _sections(
+    analysis: DumpAnalysis, findings: DumpFindings, pictures: Sequence[PagePicture], plots: bool
+) -> Iterator[Section]:
+    by_folder: dict[str, list[PagePicture]] = {folder: [] for folder in ("", *SECTIONS)}
+    for picture in pictures:
+        by_folder[picture.path.rpartition("/")[0]].append(picture)
+    yield Section(anchor="overview", title="Overview", pictures=by_folder[""], empty=_NO_PICTURES)
     worst = _worst_rows(analysis)
-    return render(
-        "drawing/page",
-        title=leading((sentences or [NOTHING])[0].text, 110),
-        first=first,
-        tone=tone,
-        name=name,
-        summary=summary_line(analysis),
-        findings=sentences,
-        links=[
-            ("overview", "Overview", 0),
-            ("worst", "Worst tensors", 0),
-            ("formats", "Formats", 0),
-            *((name, title, len(by_folder[name])) for name, (title, _) in SECTIONS.items()),
-            ("files", "Files", 0),
-            *([("notes", "Notes", len(analysis["notes"]))] if analysis["notes"] else ()),
-        ],
-        pictures=by_folder,
-        sections=SECTIONS,
-        plots=plots,
-        worst=worst,
-        more=len(analysis["tensors"]) - len(worst),
-        formats=_format_rows(findings.formats),
-        formats_about=FORMATS_ABOUT,
-        files=files,
-        notes=analysis["notes"],
-    )
+    more = len(analysis["tensors"]) - len(worst)
+    yield Section(anchor="worst", title="Worst tensors", empty=_NOTHING_BAD, tables=[SectionTable(
+        head=_WORST_HEAD, rows=worst, words=3, label="worst tensors",
+        more=f"{more:,} more in statistics/tensors.csv." * (more > 0),
+    )])  # fmt: skip
+    formats = _format_rows(findings.formats)
+    yield Section(
+        anchor="formats", title="Formats", empty=_NO_FORMATS, about=FORMATS_ABOUT,
+        tables=[SectionTable(head=_FORMAT_HEAD, rows=formats, words=2, label="formats")],
+    )  # fmt: skip
+    for folder, (title, why) in SECTIONS.items():
+        own = by_folder[folder]
+        yield Section(
+            anchor=folder, title=title, total=len(own), pictures=own,
+            empty=why if plots else _NO_PICTURES,
+        )  # fmt: skip
 
 
 def _worst_rows(analysis: DumpAnalysis) -> list[list[Cell]]:

@@ -13,8 +13,9 @@ from urllib.parse import urlencode
 from qgate.charts import axes
 from qgate.charts.axes import BOTTOM, TOP
 from qgate.charts.lines import Line, color_lines, line_chart, numbered_axis
-from qgate.charts.pages import Cell, Evidence, HeadView, number, render
-from qgate.charts.svg import LIGHT, STYLE, cut_to_width, document
+from qgate.charts.pages import Cell, Evidence, HeadView, number
+from qgate.charts.reports import Section, SectionTable, report_page
+from qgate.charts.svg import cut_to_width, document
 from qgate.engines.record import (
     CarryingToken,
     EnginesRecord,
@@ -34,24 +35,25 @@ from qgate.engines.texts import (
     weight_relation,
     weights_text,
 )
-from qgate.text import brief, counted, percent, shortened
+from qgate.text import brief, counted, percent
 
 _TOKEN_HEAD = ("sample", "position", "token", "A", "B", "A less B", "share of k3")
 _SAMPLE_HEAD = ("sample", "tokens", "k3 per token", "share of k3")
 _WEIGHT_HEAD = ("weight", "it is", "dtype of A", "of B", "relative error")
 _SITE_HEAD = ("tensor", "difference", "relative MSE", "largest difference")
-_NARROW = {
-    "worst-tokens": (
-        _TOKEN_HEAD,
-        {"sample": 22, "position": 24, "A less B": 27, "share of k3": 27},
-    ),
-    "all-weights": (_WEIGHT_HEAD, {"weight": 50, "it is": 25, "relative error": 25}),
-    "all-sites": (_SITE_HEAD, {"tensor": 52, "difference": 24, "relative MSE": 24}),
-}
-"""What a phone shows of the tables, with the widths of columns in percent."""
+_PHONE_TOKENS = {"sample": 22, "position": 24, "A less B": 27, "share of k3": 27}
+_PHONE_WEIGHTS = {"weight": 50, "it is": 25, "relative error": 25}
+_PHONE_SITES = {"tensor": 52, "difference": 24, "relative MSE": 24}
 _ORIGINS = {"local": "starts here", "carried": "carried", "enters": "enters here"}
 _ESTIMATES = "The ± is half of a 95 % interval. KL and k3 are from B to A, in nats per token."
 
+_NO_MODULES = "Modules are compared where both engines are dumps."
+_NO_WEIGHTS = "No weights were given: dumps hold them, or --weights names the checkpoints."
+_NO_SAMPLES = "No sample differs."
+_ALONG = (
+    "Log-probability of each token in A less that in B: an error of a cache or a state grows along "
+    "the samples, one of a kernel stands at single tokens."
+)
 _WIDTH, _HEIGHT = 440.0, 230.0
 _FIRST = 1
 """Position of the first token that has a log-probability."""
@@ -60,59 +62,70 @@ _AIR = 0.08
 
 def page(record: EnginesRecord, files: Sequence[str]) -> str:
     """Render the page; `files` are beside it."""
-    figures, weights = record.figures, record.weights
     verdict, cause, size = _heading(record)
-    samples = [sample_chart(sample) for sample in record.sample_lines]
-    links = [
-        ("findings", "Findings", 0),
-        ("modules", "Modules", len(record.sites)),
-        ("weights", "Weights", len(weights.differences) if weights else 0),
-        ("tokens", "Worst tokens", len(figures.carriers)),
-        ("positions", "Along the samples", len(samples)),
-        ("samples", "Worst samples", len(figures.worst_samples)),
-        ("files", "Files", len(files)),
+    return report_page(
+        list(_sections(record)), verdict=verdict, cause=cause, about=size, tone=_tone(record),
+        head_view=_head_view(record), files=files, notes=record.notes,
+    )  # fmt: skip
+
+
+def _sections(record: EnginesRecord) -> Iterator[Section]:
+    figures, weights = record.figures, record.weights
+    evidence = [*map(_limit_row, record.limits), *_reason_rows(record)]
+    yield Section(anchor="findings", title="Findings", evidence=evidence)
+    sites = [_site(site) for site in record.sites]
+    more = record.sites_differing - len(sites)
+    yield Section(
+        anchor="modules", title="Where the difference begins", link="Modules", total=len(sites),
+        about=f"{site_text(record)}." if record.sites_compared and not sites else "",
+        tables=[SectionTable(
+            head=_SITE_HEAD, rows=sites, words=2, label="tensors that differ", name="all-sites",
+            narrow=_PHONE_SITES, filters=[_filter(_SITE_HEAD[1], sites)],
+            more=f"{more:,} more." * (more > 0),
+        )] if sites else [],
+        empty="" if record.sites_compared else _NO_MODULES,
+    )  # fmt: skip
+    rows = [*map(_weight, weights.differences)] if weights else []
+    more = weights.rounded + weights.differing - len(rows) if weights else 0
+    yield Section(
+        anchor="weights", title="Weights", total=len(rows),
+        about=f"{weights_text(weights)}." if weights else "",
+        tables=[SectionTable(
+            head=_WEIGHT_HEAD, rows=rows, words=4, label="weights", name="all-weights",
+            narrow=_PHONE_WEIGHTS, filters=[_filter(_WEIGHT_HEAD[1], rows)],
+            more=f"{more:,} more." * (more > 0),
+        )] if rows else [],
+        empty="" if weights else _NO_WEIGHTS,
+    )  # fmt: skip
+    tokens = [_token(carrier) for carrier in figures.carriers]
+    yield Section(
+        anchor="tokens", title="Tokens that carry most of the difference", link="Worst tokens",
+        total=len(tokens), empty="All tokens have equal log-probabilities.",
+        tables=[SectionTable(
+            head=_TOKEN_HEAD, rows=tokens, words=1, label="tokens", name="worst-tokens",
+            narrow=_PHONE_TOKENS,
+        )],
+    )  # fmt: skip
+    yield Section(
+        anchor="positions", title="Differences along the samples", link="Along the samples",
+        total=len(record.sample_lines), about=_ALONG, empty=_NO_SAMPLES,
+        whole=profile_chart(record.profile) if record.profile else "",
+        figures=[sample_chart(sample) for sample in record.sample_lines],
+    )  # fmt: skip
+    worst = [
+        [
+            Cell(sample.sample),
+            number(float(sample.tokens), f"{sample.tokens:,}"),
+            number(sample.k3),
+            number(sample.share, percent(sample.share)),
+        ]
+        for sample in figures.worst_samples
     ]
-    return render(
-        "engines/page",
-        title=shortened(f"{verdict}: {cause}" if cause else verdict, 120),
-        plot_style=f"{STYLE}@media print{{.plot{{{LIGHT}}}}}",
-        verdict=verdict,
-        cause=cause,
-        size=size,
-        tone=_tone(record),
-        head_view=_head_view(record),
-        evidence=[*map(_limit_row, record.limits), *_reason_rows(record)],
-        links=links,
-        narrow=_NARROW,
-        profile=profile_chart(record.profile) if record.profile else "",
-        samples=samples,
-        token_head=_TOKEN_HEAD,
-        tokens=[_token(carrier) for carrier in figures.carriers],
-        sample_head=_SAMPLE_HEAD,
-        worst_samples=[
-            [
-                Cell(sample.sample),
-                number(float(sample.tokens), f"{sample.tokens:,}"),
-                number(sample.k3),
-                number(sample.share, percent(sample.share)),
-            ]
-            for sample in figures.worst_samples
-        ],
-        weights_text=f"{weights_text(weights)}." if weights else "",
-        weight_head=_WEIGHT_HEAD,
-        weights=(rows := [_weight(each) for each in weights.differences] if weights else []),
-        weight_filters=[_filter(_WEIGHT_HEAD[1], rows)],
-        more_weights=(
-            weights.rounded + weights.differing - len(weights.differences) if weights else 0
-        ),
-        modules=f"{site_text(record)}." if record.sites_compared else "",
-        site_head=_SITE_HEAD,
-        sites=(site_rows := [_site(site) for site in record.sites]),
-        site_filters=[_filter(_SITE_HEAD[1], site_rows)],
-        more_sites=record.sites_differing - len(record.sites),
-        files=files,
-        notes=record.notes,
-    )
+    yield Section(
+        anchor="samples", title="Samples that carry most of the difference", link="Worst samples",
+        total=len(worst), empty=_NO_SAMPLES,
+        tables=[SectionTable(head=_SAMPLE_HEAD, rows=worst, words=1, label="samples")],
+    )  # fmt: skip
 
 
 def _tone(record: EnginesRecord) -> str:

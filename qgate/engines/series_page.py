@@ -13,14 +13,15 @@ from qgate.charts.lines import (
     position_axis,
     thin_ticks,
 )
-from qgate.charts.pages import Cell, Evidence, HeadView, number, render
-from qgate.charts.svg import LIGHT, STYLE, box, color, document, path
+from qgate.charts.pages import Cell, Evidence, HeadView, number
+from qgate.charts.reports import Section, SectionTable, report_page
+from qgate.charts.svg import box, color, document, path
 from qgate.engines.series_record import Drift, SeriesRecord, StepDistances
 from qgate.engines.series_texts import HEAD, drift_text, headline, step_row
-from qgate.text import brief, shortened
+from qgate.text import brief
 
-_NARROW = {"steps": (HEAD, {"step": 20, "mean": 27, "99 %": 27, "share beyond": 26})}
-"""What a phone shows of the table, with the widths of columns in percent."""
+_PHONE = {"step": 20, "mean": 27, "99 %": 27, "share beyond": 26}
+"""Columns that a phone shows, with their widths in percent."""
 _FACTS = (
     ("mean", "KL from the second engine to the first per token where both have logits, else its "
      "estimate k3 from the tokens' probabilities, in nats"),
@@ -31,6 +32,10 @@ _FACTS = (
      "much like one"),
 )  # fmt: skip
 
+_BANDS = (
+    "A dashed line marks the step from which on a figure changes, and the band around it where the "
+    "change begins with 95 % confidence."
+)
 _WIDTH, _HEIGHT = 440.0, 240.0
 
 
@@ -38,27 +43,24 @@ def page(series: SeriesRecord, files: Sequence[str]) -> str:
     """Render the page; `files` are beside it."""
     title = headline(series)
     tone = "fail" if series.failed else "warn" if series.drifts or series.notes else "good"
-    return render(
-        "engines/series",
-        title=shortened(title, 120),
-        plot_style=f"{STYLE}@media print{{.plot{{{LIGHT}}}}}",
-        heading=title,
-        tone=tone,
-        head_view=_head_view(series, tone),
-        evidence=list(_evidence(series)),
-        links=[
-            ("findings", "Findings", len(series.drifts) + len(series.beyond)),
-            ("pictures", "Along the steps", 0),
-            ("all", "All steps", len(series.steps)),
-            ("files", "Files", len(files)),
+    return report_page(
+        [
+            Section(
+                anchor="findings", title="Findings", evidence=list(_evidence(series)),
+                total=len(series.drifts) + len(series.beyond),
+            ),
+            Section(
+                anchor="pictures", title="Along the steps", about=_BANDS,
+                figures=series_charts(series),
+            ),
+            Section(anchor="all", title="All steps", total=len(series.steps), tables=[SectionTable(
+                head=HEAD, rows=[_step(step) for step in series.steps], words=1, label="steps",
+                name="steps", narrow=_PHONE,
+            )]),
         ],
-        narrow=_NARROW,
-        pictures=series_charts(series),
-        step_head=HEAD,
-        steps=[_step(step) for step in series.steps],
-        files=files,
+        verdict=title, tone=tone, head_view=_head_view(series, tone), files=files,
         notes=series.notes,
-    )
+    )  # fmt: skip
 
 
 def _head_view(series: SeriesRecord, tone: str) -> HeadView:

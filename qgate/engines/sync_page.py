@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from qgate.charts.pages import Cell, Evidence, HeadView, number, render
+from qgate.charts.pages import Cell, Evidence, HeadView, number
+from qgate.charts.reports import Section, SectionTable, report_page
 from qgate.engines.sync_record import SyncRecord, WeightFinding
 from qgate.engines.sync_texts import HEAD, finding_row, group_text, headline, relation_text
-from qgate.text import brief, shortened
+from qgate.text import brief
 
 _MODULE_HEAD = ("module", "relative MSE")
-_NARROW = {
-    "all-weights": (HEAD, {"weight": 46, "rank": 14, "it is": 22, "differing": 18}),
-    "modules": (_MODULE_HEAD, {"module": 64, "relative MSE": 36}),
-}
-"""What a phone shows of the tables, with the widths of columns in percent."""
+_PHONE_WEIGHTS = {"weight": 46, "rank": 14, "it is": 22, "differing": 18}
+_PHONE_MODULES = {"module": 64, "relative MSE": 36}
+_ALL_RIGHT = "All weights that were compared are the trainer's."
+_NO_OUTPUTS = "Outputs are compared where qgate.probe.outputs recorded the same request in both."
 _FACTS = (
     ("compared", "a sample of rows and columns of each weight on each rank, and digests of rows"),
     ("differing", "share of the sampled elements that are not the trainer's; an update of a small "
@@ -31,29 +31,37 @@ def page(record: SyncRecord, files: Sequence[str]) -> str:
     is_open = record.findings or record.begins or record.unread or record.alone
     tone = "fail" if record.failed else "warn" if is_open else "good"
     rows = [_row(finding) for finding in record.findings]
-    return render(
-        "engines/sync",
-        title=shortened(title, 120),
-        heading=title,
-        tone=tone,
-        head_view=_head_view(record, tone),
-        evidence=list(_evidence(record)),
-        links=[
-            ("findings", "Findings", len(record.groups) + len(record.beyond)),
-            ("weights", "Weights", len(rows)),
-            ("modules", "Modules", len(record.modules)),
-            ("files", "Files", len(files)),
+    weights = SectionTable(
+        head=HEAD, rows=rows, words=4, label="weights", name="all-weights", narrow=_PHONE_WEIGHTS,
+        filters=[(HEAD[2], 2, sorted({str(row[2].text) for row in rows}))],
+    )  # fmt: skip
+    unread = SectionTable(
+        head=("weight", "why"), words=2, label="weights", title="Weights that could not be read",
+        rows=[[Cell(name), Cell(why)] for name, why in record.unread.items()],
+    )  # fmt: skip
+    modules = SectionTable(
+        head=_MODULE_HEAD, words=1, label="modules", name="modules", narrow=_PHONE_MODULES,
+        rows=[[Cell(m.name), number(m.relative_mse)] for m in record.modules],
+    )  # fmt: skip
+    return report_page(
+        [
+            Section(
+                anchor="findings", title="Findings", evidence=list(_evidence(record)),
+                total=len(record.groups) + len(record.beyond),
+            ),
+            Section(
+                anchor="weights", title="Weights that are not the trainer's", link="Weights",
+                total=len(rows), tables=[table for table in (weights, unread) if table.rows],
+                empty=_ALL_RIGHT,
+            ),
+            Section(
+                anchor="modules", title="Outputs of modules", link="Modules",
+                total=len(record.modules), tables=[modules], empty=_NO_OUTPUTS,
+            ),
         ],
-        narrow=_NARROW,
-        weight_head=HEAD,
-        weights=rows,
-        weight_filters=[(HEAD[2], 2, sorted({str(row[2].text) for row in rows}))],
-        module_head=_MODULE_HEAD,
-        modules=[[Cell(m.name), number(m.relative_mse)] for m in record.modules],
-        unread=[[Cell(name), Cell(why)] for name, why in record.unread.items()],
-        files=files,
+        verdict=title, tone=tone, head_view=_head_view(record, tone), files=files,
         notes=record.notes,
-    )
+    )  # fmt: skip
 
 
 def _head_view(record: SyncRecord, tone: str) -> HeadView:

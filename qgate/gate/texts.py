@@ -13,9 +13,10 @@ from qgate.gate.verdict import Verdict
 from qgate.metrics import METRICS
 from qgate.metrics.grades import graded
 from qgate.metrics.plan_changes import PlanChange, merged, plan_changes
+from qgate.results.check_views import decibels_over, view_of
 from qgate.results.failure_causes import EarlierCause, said_of
 from qgate.results.schema import FindingWords
-from qgate.text import change_figure, counted, one_line
+from qgate.text import change_figure, counted, figure_text, figures_apart, one_line
 
 _NO_CAUSE = EarlierCause()
 _NO_DIAGNOSES: Mapping[tuple[str, str], str] = {}
@@ -80,11 +81,13 @@ def sentence(check: Check, where: str = "") -> str:
         state = "was not computed" if check.value is None else f"is {check.value}"
         return f"{check.metric} {state}{colon} only a finite value can pass"
     if check.bound is None or not math.isfinite(check.bound):
-        return f"{check.metric} {number(check.value)}{colon} {check.reason or 'no finite limit'}"
+        return (
+            f"{check.metric} {figure_text(check.value)}{colon} {check.reason or 'no finite limit'}"
+        )
     if check.side == "==":
         why = f"{':' if where else ','} {check.reason}" if check.reason else ""
         return f"{check.metric} {check.value:.17g} instead of {check.bound:.17g}{at}{why}"
-    value, bound = _apart(check.value, check.bound)
+    value, bound = figures_apart(check.value, check.bound)
     sign = "<" if check.side == ">=" else ">"
     return f"{check.metric} {value} {sign} {bound}{colon} {_why(check)}"
 
@@ -101,7 +104,9 @@ def finding(check: Check, diagnosis: str = "") -> FindingWords:
         return FindingWords(fault=words, figures=first, diagnosed=is_diagnosed)
     figures = sentence(check)
     if check.limit.says_fault and check.reason and check.bound is None and check.value is not None:
-        figures = f"{check.metric} {number(check.value)} is the size of float noise, and it is none"
+        figures = (
+            f"{check.metric} {figure_text(check.value)} is the size of float noise, and it is none"
+        )
     return FindingWords(
         fault=diagnosis or _fault(check), figures=figures, diagnosed=bool(diagnosis)
     )
@@ -144,7 +149,8 @@ def _why(check: Check) -> str:
     if logarithm:
         return _moved_decibels(check.value, against, check.bound or 0.0)
     if not check.allowed and check.bound is not None:
-        return f"accepted is {number(against)}, it may be {number(abs(check.bound - against))} off"
+        off = figure_text(abs(check.bound - against))
+        return f"accepted is {figure_text(against)}, it may be {off} off"
     return _times(check.value, against, check.allowed or 0.0) + _elsewhere(check)
 
 
@@ -158,14 +164,14 @@ def _why_of_ideal(check: Check) -> str:
         return "the mode leaves it as it is, only float noise is allowed"
     if check.against == 0:
         return f"the {name} is exact here, only the noise floor is allowed"
-    return f"{_decibels(check)} dB over the {name}, {check.allowed:g} allowed"
+    return f"{decibels_over(vars(check))} dB over the {name}, {check.allowed:g} allowed"
 
 
 def _elsewhere(check: Check) -> str:
     """Write ` (accepted on cpu-avx512-af3c5255)`, and the room of this device beside the limit."""
     if not check.accepted_on:
         return ""
-    room = f"; another right arithmetic may add {number(check.room)}" if check.room else ""
+    room = f"; another right arithmetic may add {figure_text(check.room)}" if check.room else ""
     return f" (accepted on {check.accepted_on}{room})"
 
 
@@ -176,7 +182,7 @@ def _factors(value: float | None, accepted: float, bound: float) -> str:
     factors = [2.0 ** min(max(log2 - accepted, -999), 999) for log2 in (value, bound)]
     moved, most = (f"{factor:.3g}" for factor in factors)
     if moved == most:
-        moved, most = _apart(*factors)
+        moved, most = figures_apart(*factors)
     return f"{moved}x accepted, {'up' if value > accepted else 'down'} to {most}x allowed"
 
 
@@ -184,7 +190,7 @@ def _moved_decibels(value: float | None, accepted: float, bound: float) -> str:
     """Write `0.30 dB over accepted, 0.09 dB allowed`."""
     if value is None:
         return ""
-    moved, most = _apart(abs(value - accepted), abs(bound - accepted))
+    moved, most = figures_apart(abs(value - accepted), abs(bound - accepted))
     return f"{moved} dB {'over' if value > accepted else 'under'} accepted, {most} dB allowed"
 
 
@@ -196,32 +202,8 @@ def _times(value: float | None, accepted: float, allowed: float) -> str:
     if ratio >= 1.995:
         return f"{change_figure(ratio)} accepted"
     change = 100 * (value - accepted) / abs(accepted)
-    moved, most = _apart(abs(change), 100 * allowed)
+    moved, most = figures_apart(abs(change), 100 * allowed)
     return f"{moved} % {'over' if change > 0 else 'under'} accepted, {most} % allowed"
-
-
-def _decibels(check: Check) -> str:
-    """Write the distance from the ideal, with digits enough to differ from what is allowed."""
-    value, bound, allowed = check.value or 0.0, check.bound or 0.0, check.allowed or 0.0
-    if not (0 < value < math.inf and 0 < bound < math.inf):
-        return "?"
-    side = -1 if check.side == ">=" else 1
-    excess = 10 * (math.log10(value) - math.log10(bound)) + side * allowed
-    texts = (f"{excess:.{digits}f}" for digits in range(1, 12))
-    return next((text for text in texts if side * float(text) > allowed), f"{excess:.12f}")
-
-
-def number(value: float | None, digits: int = 1) -> str:
-    """Write a figure in a few characters; "-" where there is none."""
-    if value is None:
-        return "-"
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    plain = 1e-2 <= abs(value) < 1e4
-    if 0.9 < abs(value) < 1:
-        # Of correlations the distance from 1 matters.
-        digits = max(digits, digits + math.ceil(-math.log10(1 - abs(value))) - 2)
-    return f"{value:.{digits + 2}g}" if plain else f"{value:.{digits}e}"
 
 
 def failure_text(
@@ -300,7 +282,7 @@ def _carried(verdict: Verdict) -> str:
         return ""
     values = max(with_bands, key=lambda values: values.get("mse") or 0.0)
     parts = [
-        f"{metric.short} {number(value)}"
+        f"{metric.short} {figure_text(value)}"
         for metric in graded(values)
         if (value := values[metric.name]) is not None
     ]
@@ -318,37 +300,7 @@ def _table(failed: Sequence[Check]) -> list[str]:
 
 
 def cells_of(check: Check) -> tuple[str, ...]:
-    """A check as a row under `COLUMNS`, its value with digits enough to differ from its limit."""
-    if check.text or check.accepted_text:
-        texts = check.accepted_text or "-", check.text or "-"
-        limit = f"== {check.accepted_text}" if check.accepted_text else "-"
-        return one_line(check.site), check.scope, check.metric, *texts, "-", limit, check.kind
-    now, bound = _apart(check.value, check.bound)
-    against = number(check.against)
-    if not check.passed:
-        against, now, bound = _apart(check.against, check.value, check.bound)
-    limit = f"{check.side} {bound}" if check.bound is not None else "-"
-    site, metric = one_line(check.site) or "-", check.metric or "-"
-    return site, check.scope, metric, against, now, _moved(check), limit, check.kind
-
-
-def _apart(*figures: float | None) -> list[str]:
-    """Write figures with digits enough to look different: `0.62 > 0.62` helps nobody."""
-    different = len(set(figures))
-    written = ([number(figure, digits) for figure in figures] for digits in range(1, 17))
-    return next((t for t in written if len(set(t)) == different), [*map(repr, figures)])
-
-
-def _moved(check: Check) -> str:
-    value, against = check.value, check.against
-    if value is None or against is None or not (math.isfinite(value) and math.isfinite(against)):
-        return "-"
-    if check.side == "==":
-        return f"{value - against:+g}"
-    if METRICS.find(check.metric).logarithm:
-        return f"{value - against:+.3g}"
-    if against == 0:
-        return "from 0"
-    if check.limit.is_ideal:
-        return f"{_decibels(check)} dB"
-    return change_figure(value / against)
+    """Lay out a check as a row under `COLUMNS`."""
+    view, site = view_of(vars(check)), one_line(check.site)
+    where = (site or "-", check.scope, check.metric or "-")
+    return (*where, view.against, view.now, view.change, view.limit, check.kind)

@@ -187,7 +187,17 @@ def mixtures_of(root: nn.Module) -> list[str]:
 
 
 def chooses(network: nn.Module) -> bool:
-    """Tell if code of a module chooses the largest or least numbers, as routers of one's own do.
+    """Tell if code of a module chooses the largest or least numbers, as routers of one's own do."""
+    return _calls_any(network, _CHOOSING)
+
+
+def makes_integers(network: nn.Module) -> bool:
+    """Tell if code of a module may make integers of what it computes, as look-ups do."""
+    return _calls_any(network, _CHOOSING | _MAKING_INTEGERS)
+
+
+def _calls_any(network: nn.Module, names: frozenset[str]) -> bool:
+    """Tell if code of a module has one of some names.
 
     Methods that a forward calls are looked through, and functions of the same file.
     """
@@ -199,7 +209,7 @@ def chooses(network: nn.Module) -> bool:
             code = getattr(function, "__code__", None)
             if not isinstance(code, CodeType) or code in looked:
                 continue
-            if not _CHOOSING.isdisjoint(code.co_names):
+            if not names.isdisjoint(code.co_names):
                 return True
             looked.add(code)
             of_file = function.__globals__
@@ -209,6 +219,7 @@ def chooses(network: nn.Module) -> bool:
 
 
 _CHOOSING = frozenset(("topk", "argmax", "argmin", "max", "min"))
+_MAKING_INTEGERS = frozenset(("long", "int", "int64", "bucketize", "searchsorted"))
 
 
 def routers_of(root: nn.Module) -> list[str]:

@@ -139,9 +139,13 @@ class Model:
     def _used_sites(self) -> tuple[Site, ...]:
         calls: Counter[Site] = Counter()
         shapes: dict[str, tuple[int, ...]] = {}
+        stored = dict(self.module.named_parameters(remove_duplicate=False))
+        computed: set[str] = set()
 
         def take(site: Site, tensor: Tensor) -> None:
             calls[site] += 1
+            if site.port == "weight" and tensor is not stored.get(f"{site.module}.weight"):
+                computed.add(site.module)  # as torch.func.functional_call gives them
             shapes.setdefault(site.name, tuple(tensor.shape))
 
         sites = self._all_sites()
@@ -178,12 +182,15 @@ class Model:
         return tuple(
             replace(
                 site,
+                kind="other" if site.module in computed else site.kind,
+                is_product=site.is_product and site.module not in computed,
                 is_block=site.module in self.layers,
                 channels=site.channels
                 if site.channels < -1 or site.is_product
                 else channels(shapes[site.name]),
             )
             for site in calls
+            if not (site.port == "weight" and site.module in computed)
         )
 
     def _all_sites(self) -> list[Site]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os.path
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -23,18 +22,18 @@ from qgate.page._texts import (
     best_first,
     binding_of,
     evidence,
-    factor,
     fault_texts,
     gate_line,
     nearness_text,
-    plain_cells,
     rerun_command,
-    times_cell,
     verdict_of,
+    view_texts,
 )
 from qgate.page.plots.growth import error_growth
 from qgate.page.plots.panels import Panel, panels_of
 from qgate.page.runs import RecordedGate, Run
+from qgate.results.check_views import NOTHING
+from qgate.results.failure_causes import cause_of
 from qgate.results.pictures import Plots
 from qgate.text import listed, one_line, shortened
 
@@ -55,7 +54,7 @@ _COLUMNS = {
     "metric": 8.8, "value": 5, "limit": 5.8, "change": 4.8, "margin": 4.6, "seconds": 5.4,
 }  # fmt: skip
 # Those that a phone shows, in percent: what failed, its value and its limit.
-_NARROW = {"verdict": 17, "mode": 15, "site": 24, "value": 15, "limit": 16, "margin": 13}
+_NARROW = {"verdict": 17, "mode": 13, "site": 21, "value": 15, "limit": 20, "margin": 14}
 _WORDS, _MOST_REM = 8, 9.0
 _LONGEST = 80
 
@@ -133,7 +132,7 @@ def _block(run: Run, gate: RecordedGate, rows: int, *, is_open: bool) -> dict[st
     command, why = accept_command(run, gate)
     steps = [("test", gate.node, True), ("run it again", rerun_command(run, gate), True)]
     script_folder = next((r["reproduction"] for r in gate.failed if "reproduction" in r), "")
-    if cause := next((cause for cause in run.causes if gate.node in cause.gates), None):
+    if cause := cause_of(run.causes, gate.node):
         steps.insert(0, ("enters at", cause.place, True))
     if script_folder:
         steps.append(
@@ -165,8 +164,7 @@ def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
     The kind of limit explains a check where it has no reason.
     """
     check, *further_checks = checks
-    site, scope, metric, against, now, moved, limit, kind = plain_cells(check)
-    far, times = times_cell(check)
+    view = view_texts(check)
     allowed = check.allowed or 0
     limit_text = check.limit.page_words.format(
         allowed=allowed, percent=100 * allowed, quantizer=check.quantizer
@@ -175,12 +173,13 @@ def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
     reason = check.reason or limit_text + where
     if check.accepted_on:
         reason += f"; accepted on {check.accepted_on}"
-    also = [f"{other.metric} {times_cell(other)[0]} ({other.kind})" for other in further_checks]
+    also = [f"{other.metric} {view_texts(other).how_far}" for other in further_checks]
+    step = f"h{margin_step(view.times)}" if check.limit.has_number else ""
     return (
-        site,
-        (scope, metric),
-        (now, limit, against, moved),
-        (f"{far} ({kind})" if far != "–" else kind, f"h{margin_step(times)}" if far != "–" else ""),
+        one_line(check.site) or "–",
+        (check.scope, check.metric or "–"),
+        (view.now, view.limit, view.against, view.change),
+        (view.how_far, step),
         reason,
         listed(also, _MOST_ALSO),
     )
@@ -240,11 +239,8 @@ def _row(gate: RecordedGate, run: Run, several: bool, detailed: Collection[int])
     record, check = gate.record, binding_of(gate)
     verdict = verdict_of(gate, run)
     names = ("suite", "model", "mode", "layer") if several else ("suite", "mode", "layer")
-    margin, times = times_cell(check)
-    value, change, limit = "–", "–", "–"
-    if check is not None:
-        _, _, _, _, value, change, limit, _ = plain_cells(check)
-    moved = math.nan if check is None else factor(check)
+    view = view_texts(check)
+    margin = "–" if view.far in (NOTHING, view.kind) or not view.kind else view.far
     return (
         gate.anchor,
         _CLASSES[verdict],
@@ -256,9 +252,9 @@ def _row(gate: RecordedGate, run: Run, several: bool, detailed: Collection[int])
         _short(record["site"]),
         _short(record["scope"]),
         _short((check and check.metric) or "–"),
-        (value, limit),
+        (view.now if check is not None else "–", view.limit),
         # Cells that sort by a number that they do not show.
-        ((change, f"{moved:.6g}", ""), (margin, f"{times:.6g}", _color(gate))),
+        ((view.change, f"{view.moved:.6g}", ""), (margin, f"{view.times:.6g}", _color(gate))),
         f"{float(record['seconds'] or 0):.2g}",
     )
 

@@ -9,15 +9,15 @@ from qgate.charts.pages import Cell, number, render
 from qgate.page._heat import natural
 from qgate.page._texts import headline_parts
 from qgate.page.comparison_texts import (
-    cell_text,
+    cell_texts,
+    change_text,
     counts_text,
     headline,
     mode_text,
-    ratio_text,
     verdict_text,
 )
 from qgate.page.comparisons import GROUPS, Row, RunComparison, RunValue
-from qgate.page.pages import Section
+from qgate.page.pages import HtmlSection
 from qgate.page.runs import Run
 from qgate.page.tables import cut_middle
 from qgate.text import distinct, one_line, shortened
@@ -30,7 +30,7 @@ _RUN_HEAD = ("run", "verdict", "device", "commit", "started", "failed", "gates")
 _WIDTHS, _VALUE, _LAST, _SITE = (4.5, 0, 6, 8, 10), 7, (5, 9), 14
 
 
-def comparison_section(comparison: RunComparison, runs: Sequence[Run]) -> Section:
+def comparison_section(comparison: RunComparison, runs: Sequence[Run]) -> HtmlSection:
     """Render the runs, the differences of their headers, and all rows in one table to filter."""
     names = comparison.names
     several = len({row.model for row in comparison.rows}) > 1
@@ -52,14 +52,14 @@ def comparison_section(comparison: RunComparison, runs: Sequence[Run]) -> Sectio
             ("mode", 3, sorted({_mode(row, several) for row in rows}, key=natural)),
             ("verdict", 5 + len(names) + 1, sorted({verdict_text(row, heads) for row in rows})),
         ],
-        head=["change", "site", "scope", "mode", "metric", *heads, "ratio", "verdict"],
+        head=["change", "site", "scope", "mode", "metric", *heads, "moved", "verdict"],
         words=5,
         widths=[*_WIDTHS, *([_VALUE] * len(heads)), *_LAST],
         least=sum(_WIDTHS) + _VALUE * len(heads) + sum(_LAST) + _SITE,
         rows=[_row(row, heads, several) for row in rows],
         more=len(comparison.rows) - len(rows),
     )
-    return Section("comparison", "Comparison", html)
+    return HtmlSection("comparison", "Comparison", html)
 
 
 def _run_row(name: str, run: Run) -> list[Cell]:
@@ -79,9 +79,12 @@ def _row(row: Row, names: Sequence[str], several: bool) -> dict[str, object]:
         "group": row.group,
         "site": shortened(row.site, 120),
         "words": [shortened(row.scope, 40), _mode(row, several), shortened(row.metric, 60)],
-        "cells": [(_number(cell), _step(cell)) for cell in row.cells],
+        "cells": [
+            (_number(cell, text), _step(cell))
+            for cell, text in zip(row.cells, cell_texts(row), strict=True)
+        ],
         # Sorted by how far it moved, in the direction that is worse.
-        "ratio": Cell(ratio_text(row) or "–", repr(row.moved)),
+        "change": Cell(change_text(row) or "–", repr(row.moved)),
         "verdict": verdict_text(row, names),
     }
 
@@ -94,10 +97,10 @@ def _step(cell: RunValue | None) -> str:
     return step if cell.passed else f"{step} bad".strip()
 
 
-def _number(cell: RunValue | None) -> Cell:
+def _number(cell: RunValue | None, text: str) -> Cell:
     """Return a cell; a value that is not finite sorts as the largest, a missing one last."""
     if cell is None:
         return Cell("–", "nan")
     if cell.value is None:
-        return Cell(cell_text(cell), "inf" if not cell.passed else "nan")
-    return number(cell.value, cell_text(cell))
+        return Cell(text, "inf" if not cell.passed else "nan")
+    return number(cell.value, text)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qgate.gate.checks import Check
-from qgate.gate.texts import cells_of, finding
+from qgate.gate.texts import finding
 from qgate.gate.updating import hint
-from qgate.metrics import METRICS
 from qgate.page.runs import RecordedGate, Run
 from qgate.project.gate_kinds import gate_kinds
 from qgate.project.options import PathPair
+from qgate.results.check_views import NOTHING, CheckView, view_of
 from qgate.results.extent import partial_head
-from qgate.results.failure_causes import suspect_of
+from qgate.results.failure_causes import cause_of, suspect_of
 from qgate.results.limit_kinds import limit_kind_of
 from qgate.results.other_tests import NOT_FINISHED, other_tests_text
-from qgate.results.ranking import needs_accepted, severity, times_text
+from qgate.results.ranking import needs_accepted, severity
 from qgate.results.schema import Record
-from qgate.text import counted, times_figure
+from qgate.text import counted
 
 FAILED, NEW, UNKNOWN, PASSED, IMPROVED = "failed", "new", "no verdict", "passed", "improved"
 VERDICTS = (FAILED, NEW, UNKNOWN, PASSED, IMPROVED)
@@ -74,7 +74,7 @@ def gate_line(gate: RecordedGate) -> str:
     if check is None:
         return f"nothing compared {where}: a gate that compared nothing does not pass"
     if check.passed:
-        return f"{check.metric} {cells_of(check)[4]} {where}: {nearness_text(gate)}"
+        return f"{check.metric} {view_of(vars(check)).now} {where}: {nearness_text(gate)}"
     beyond = gate.failures - 1
     more = f" (+{counted(beyond, 'more failed check')})" if beyond else ""
     site_text, figures = fault_texts(gate.record)
@@ -112,7 +112,7 @@ def best_first(record: Record) -> list[Check]:
 
 def nearness_text(gate: RecordedGate) -> str:
     """Return `0.98x its limit (budget)`."""
-    return "nothing compared" if gate.check is None else times_text(gate.check)
+    return view_of(gate.check).distance
 
 
 def headline(run: Run) -> str:
@@ -128,9 +128,9 @@ def headline_parts(run: Run) -> tuple[str, str]:
 
 
 def headline_figures(run: Run) -> str:
-    """Return the figures of the first cause, which stand below a headline that has its place."""
+    """Return the figures of a single fault, which stand below a headline that has its place."""
     has_failed = any(not gate.is_new for gate in run.failed)
-    return run.causes[0].figures() if has_failed and run.causes else ""
+    return run.causes[0].figures() if has_failed and len(run.causes) == 1 else ""
 
 
 def _headline(run: Run) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ def _headline(run: Run) -> tuple[str, ...]:
         lacking = f"no verdict for {gates_of} set-up failed"
     if failed:
         more = f"{len(new):,} new" if new else ""
-        first = run.causes[0].title() if run.causes else gate_line(failed[0])
+        first = _faults(run) or gate_line(failed[0])
         return f"{len(failed):,} of {gates} failed", first, more, lacking, *also
     if new:
         verb = "has" if len(new) == 1 else "have"
@@ -187,6 +187,15 @@ def _headline(run: Run) -> tuple[str, ...]:
     return first, f"{nearest}, {nearness_text(gate)}"
 
 
+def _faults(run: Run) -> str:
+    """Name the fault of a run, or the first two of several; empty for none."""
+    titles = [cause.title() for cause in run.causes[:2]]
+    if len(titles) < 2:
+        return "".join(titles)
+    more = f"; and {len(run.causes) - 2} more" if len(run.causes) > 2 else ""
+    return f"{len(run.causes)} faults: {'; '.join(titles)}{more}"
+
+
 def updated_text(update: Mapping[str, Any] | None) -> str:
     """Return `37 entries written (failed)`, empty without an update."""
     if not update:
@@ -201,49 +210,23 @@ def first_line(why: object) -> str:
     return (str(why).strip().splitlines() or [""])[0]
 
 
-def plain_cells(check: Check) -> tuple[str, ...]:
-    """Return a check as a row under `qgate.gate.texts.COLUMNS`, with dashes for missing values."""
-    cells = list(cells_of(check))
-    # Compared with zero, no ratio says how a value changed.
-    if check.against == 0 and check.side != "==" and not _is_logarithm(check):
-        cells[5] = "same" if check.value == 0 else "≈ same" if check.passed else cells[5]
-    elif check.value == 0 and cells[5].startswith("?"):
-        cells[5] = "to 0"
-    return tuple("–" if cell in ("-", "") else cell.replace("<=", "≤").replace(">=", "≥")
-                 for cell in cells)  # fmt: skip
+def view_texts(check: Check | None) -> CheckView:
+    """Return the texts of a check with the signs of a page."""
+    view = view_of(None if check is None else vars(check))
+    return view._replace(
+        now=_typeset(view.now), limit=_typeset(view.limit), against=_typeset(view.against),
+        change=_typeset(view.change), far=_times_sign(view.far),
+    )  # fmt: skip
 
 
-# Figures ------------------------------------------------------------------------------------------
+def _typeset(text: str) -> str:
+    if text in (NOTHING, ""):
+        return "–"
+    return _times_sign(text).replace("<=", "≤").replace(">=", "≥")
 
 
-def factor(check: Check) -> float:
-    """Return the value over the value its limit was made from, to sort by; NaN without one."""
-    value, against = check.value, check.against
-    if value is None or against is None or not (math.isfinite(value) and math.isfinite(against)):
-        return math.nan
-    if _is_logarithm(check):
-        return METRICS.find(check.metric).factor(value - against)
-    if against == 0:
-        # Below the floor of noise a value is as good as the zero it is compared with.
-        return 1.0 if value == 0 or check.passed else math.inf
-    return value / against
-
-
-def _is_logarithm(check: Check) -> bool:
-    return bool(METRICS.find(check.metric).logarithm)
-
-
-def times_cell(check: Check | None) -> tuple[str, float]:
-    """Return how many times its limit a value is, and the number to sort it by.
-
-    Values that are not finite sort as worst, those without a number between failed and passed.
-    """
-    if check is None or not check.limit.has_number:
-        return "–", 1.0
-    unfit = check.limit.is_nonfinite or check.value is None or not math.isfinite(check.value)
-    if unfit or check.times is None or not math.isfinite(check.times):
-        return "∞", math.inf
-    return f"{times_figure(check.times)}×", check.times
+def _times_sign(text: str) -> str:
+    return re.sub(r"(?<=\d)x$", "×", text)
 
 
 # What to type next --------------------------------------------------------------------------------
@@ -262,7 +245,7 @@ def rerun_command(run: Run, gate: RecordedGate) -> str:
 def accept_command(run: Run, gate: RecordedGate) -> tuple[str, str]:
     """Return the command that accepts the values of a gate, or the reason that none does."""
     failed = [check for record in gate.failed for check in failed_checks(record)]
-    cause = next((cause for cause in run.causes if gate.node in cause.gates), None)
+    cause = cause_of(run.causes, gate.node)
     if cause is not None and gate.node != cause.suspect.node and not cause.is_acceptable:
         return "", f"mend {cause.place} first: this gate follows from it"
     if why := hint(tuple(failed)):

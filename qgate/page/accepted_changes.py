@@ -9,7 +9,7 @@ from qgate.baselines import Key, Store, StoredChange, Update
 from qgate.page.tables import table
 from qgate.results.limit_kinds import barred_modes
 from qgate.results.movements import Movement, movement
-from qgate.text import brief, counted, listed, one_line, shortened
+from qgate.text import counted, figures_apart, listed, one_line, shortened
 
 _ROWS = 20
 _LONGEST_SUBJECT, _LONGEST_SITE = 65, 48
@@ -113,7 +113,7 @@ def commit_message(moves: Sequence[Movement], commits: Iterable[str | None]) -> 
             shortened(f"{move.site} ({move.scope})", _LONGEST_SITE),
             one_line(f"{move.model} {move.mode}"),
             one_line(move.metric),
-            *("-" if value is None else brief(value, 4) for value in (move.old, move.new)),
+            *figures_apart(move.old, move.new),
             move.change or move.outcome,
         ]
         for move in moves[:_ROWS]

@@ -15,19 +15,11 @@ from qgate.page.terminal import (
     wrapped_lines,
     wrong_lines,
 )
-from qgate.results.across_weights import across_weights_texts
 from qgate.results.coverage import total_text
-from qgate.results.extent import (
-    coverage_in,
-    covered_texts,
-    extent_of,
-    extent_text,
-    is_partial,
-    undeclared_texts,
-)
-from qgate.results.looser import looser_text
+from qgate.results.extent import coverage_in, extent_of, undeclared_texts
 from qgate.results.met_shapes import unmet_text
 from qgate.results.power import least_power_text
+from qgate.results.run_facts import RUN_FACTS, is_warned
 from qgate.results.summary import Tally
 from qgate.text import counted, listed
 
@@ -73,19 +65,15 @@ def red_lines(
     text += f": {counted(len(causes), 'fault')}" if causes else ""
     text += f" in {listed(failed, _LISTED)}" if failed else ""
     text += f" (green: {listed(green, _LISTED)})" if green else ""
-    partial = partial_lines(header)
-    extent_words = "" if partial else extent_text(header)
-    parts = [extent_words, *covered_texts(header)] if is_partial(extent_of(header)) else []
-    undeclared = [] if parts else undeclared_texts(header)
-    yellow = [*parts, *undeclared, *across_weights_texts(header), looser_text(header)]
+    yellow = [text for fact in RUN_FACTS if fact.tone_of(header) for text in fact.lines(header)]
     return [
         *wrapped_lines([f"cause: {cause.text()}" for cause in causes[:1]], width, "red"),
         *more_cause_lines(causes, width),
         *unknown_lines(tally.unknown, width),
-        *partial,
+        *partial_lines(header),
         *wrapped_lines([text], width, "red"),
         *wrong_lines(tally, width, header),
-        *wrapped_lines(list(filter(None, yellow)), width, "yellow"),
+        *wrapped_lines(yellow, width, "yellow"),
         *wrapped_lines(_unasked_texts(unasked), width),
     ]
 
@@ -100,6 +88,5 @@ def is_plainly_green(tally: Tally, header: Mapping[str, Any]) -> bool:
         tally.counts.passed
         and not (tally.counts.failed or tally.unknown)
         and not wrong_lines(tally, NARROWEST, header)
-        and not (is_partial(extent_of(header)) or looser_text(header))
-        and not (across_weights_texts(header) or header.get("shard"))
+        and not (is_warned(header) or header.get("shard"))
     )

@@ -12,7 +12,7 @@ from qgate.results.extent import partial_text
 from qgate.results.movements import EQUAL, Movement, Movements, movement
 from qgate.results.other_tests import other_test_lines
 from qgate.results.reading import read
-from qgate.text import brief, counted, for_markdown
+from qgate.text import counted, figures_apart, for_markdown
 
 MARK = "<!-- qgate report --format comment -->"
 """First line of a comment, by which the next run finds it and writes it anew."""
@@ -63,13 +63,9 @@ def comment(loaded: Sequence[LoadedRun], comparison: RunComparison | None = None
 def _row(move: Movement, since: str) -> str:
     cells = [
         f"{move.site} ({move.scope})", f"{move.model} {move.mode}", move.metric,
-        _figure(move.old), _figure(move.new), move.change, move.outcome, since,
+        *figures_apart(move.old, move.new), move.change, move.outcome, since,
     ]  # fmt: skip
     return markdown_row(cells)
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else brief(value, 4)
 
 
 def _accepted_since(changes: Sequence[Mapping[str, str]] | None) -> _Since:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 
-from qgate.page.comparisons import Group, Row, RunComparison, RunValue
-from qgate.page.tables import cut_middle, fit_table, short, site_text, table
+from qgate.page.comparisons import Group, Row, RunComparison
+from qgate.page.tables import cut_middle, fit_table, site_text, table
 from qgate.page.terminal import NARROWEST, TerminalLine, wrapped_lines
+from qgate.results.check_views import is_number
 from qgate.results.ci import MarkdownPage, markdown_head, markdown_row
 from qgate.results.movements import EQUAL
-from qgate.text import counted, for_markdown, one_line, times_figure
+from qgate.text import change_figure, counted, figures_apart, for_markdown, one_line
 
 TITLES: dict[Group, str] = {
     "broke": "Broke: passed before, fails now",
@@ -60,28 +60,28 @@ def diagnosis(comparison: RunComparison) -> tuple[str, str]:
         return f"{many}, first {where_text}", "fail"
     if counts["worse"]:
         row = comparison.of("worse")[0]
-        ratio = f", {row.metric} {ratio_text(row)}" if ratio_text(row) else ""
+        change = f", {row.metric} {change_text(row)}" if change_text(row) else ""
         places = counted(counts["worse"], "place")
-        return f"{places} got worse, most {one_line(row.site)} ({mode_text(row)}{ratio})", "warn"
+        return f"{places} got worse, most {one_line(row.site)} ({mode_text(row)}{change})", "warn"
     if counts["gone"] or counts["new"]:
         return f"Nothing got worse; {counts['gone']:,} places are gone, {counts['new']:,} new", ""
     better = f", {counted(counts['better'], 'place')} got better" if counts["better"] else ""
     return f"Nothing got worse{better}", "good"
 
 
-def cell_text(cell: RunValue | None) -> str:
-    if cell is None:
-        return "-"
-    if cell.value is None or not math.isfinite(cell.value):
-        return "not finite" if not cell.passed else "-"
-    return short(cell.value)
+def cell_texts(row: Row) -> list[str]:
+    """Write the values of both runs, with digits enough to look different."""
+    values = [cell.value if cell else None for cell in row.cells]
+    texts = figures_apart(*values)
+    return [
+        text if cell is None or is_number(cell.value) else "-" if cell.passed else "not finite"
+        for cell, text in zip(row.cells, texts, strict=True)
+    ]
 
 
-def ratio_text(row: Row) -> str:
-    """Return the ratio of the two values; empty where there is none."""
-    if row.ratio is None:
-        return ""
-    return f"{row.ratio:.4g}x" if 0.5 <= row.ratio < 2 else f"{times_figure(row.ratio)}x"
+def change_text(row: Row) -> str:
+    """Write the change from the first run to the second, empty where there is none."""
+    return "" if row.ratio is None else change_figure(row.ratio)
 
 
 def verdict_text(row: Row, names: Sequence[str]) -> str:
@@ -130,13 +130,13 @@ def _table(rows: Sequence[Row], names: Sequence[str], width: int) -> list[str]:
 
 
 def _heads(names: Sequence[str]) -> list[str]:
-    return ["site", "scope", "mode", "metric", *names, "ratio", "verdict"]
+    return ["site", "scope", "mode", "metric", *names, "change", "verdict"]
 
 
 def _cells(row: Row, names: Sequence[str], nothing: str = "") -> list[str]:
     words = [row.site, row.scope, f"{row.model} {mode_text(row)}", row.metric]
-    ratio = ratio_text(row) or nothing
-    return [*words, *map(cell_text, row.cells), ratio, verdict_text(row, names)]
+    change = change_text(row) or nothing
+    return [*words, *cell_texts(row), change, verdict_text(row, names)]
 
 
 def _one_line(compared: Sequence[Row], names: Sequence[str], site: int) -> list[str]:
@@ -155,8 +155,8 @@ def _two_lines(compared: Sequence[Row], names: Sequence[str], site: int) -> list
     for row in compared:
         label = f"{row.metric} {row.scope}{f', {row.mode}' if row.mode else ''}"
         where = f"{site_text(row.site, row.layer, room)}\n  {cut_middle(one_line(label), room - 2)}"
-        rows.append([where, *map(cell_text, row.cells), ratio_text(row) or "-"])
-    heads = ["site", *(cut_middle(one_line(name), 12) for name in names), "ratio"]
+        rows.append([where, *cell_texts(row), change_text(row) or "-"])
+    heads = ["site", *(cut_middle(one_line(name), 12) for name in names), "change"]
     return table(heads, rows, numbers=range(1, 2 + len(names)))
 
 

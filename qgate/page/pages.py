@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 from urllib.parse import urlencode
 
 from qgate.charts.pages import HeadView, first_rows, render
@@ -25,34 +24,22 @@ from qgate.page._texts import (
 )
 from qgate.page.runs import Run
 from qgate.results.across_weights import across_weights_texts
-from qgate.results.extent import cause_text, coverage_in, covered_texts, extent_of, is_partial
-from qgate.results.looser import factor_text, looser_of, places_text, value_text
-from qgate.results.met_shapes import shapes_text
+from qgate.results.extent import covered_texts, extent_of, undeclared_texts
 from qgate.results.other_tests import NOT_FINISHED, other_tests_text
 from qgate.results.pictures import Plots
-from qgate.results.power import DEFECT_WORDS, KINDS, power_of, size_text
-from qgate.results.tasks import BLIND, TASK_HEADS, detectable_text, task_cells, tasks_of
-from qgate.text import counted, listed, shortened
+from qgate.results.run_facts import fact_tables
+from qgate.text import shortened
 
-__all__ = ["Section", "map_fragment", "page", "page_parts", "summary_head"]
+__all__ = ["HtmlSection", "map_fragment", "page", "page_parts", "summary_head"]
 
-_CAUSES, _NOTES, _PLACES, _NAMES = 50, 8, 12, 6
+_CAUSES, _NOTES = 50, 8
 _LATER = "\0"  # the place of later rows: no text of a page has this character
-_NO_LINK = ("", "", 0, False)
-_POWER = (
-    "The smallest defect of each kind that the limits in force see at every site, with the site "
-    "where they see least."
-)
-_SHAPES = (
-    "The shapes of inputs that each quantized module took in this run, alone and in the model; "
-    "modules that met the same stand in one row."
-)
 _TONES = {"failed": "fail", "passed": "good", "open": "warn"}
 _COUNT_TONES = {"failed": "fail", "new": "warn", "no verdict": "warn", "passed": "good"}
 
 
 @dataclass(frozen=True)
-class Section:
+class HtmlSection:
     """A further section of the page; its html is inserted unchanged."""
 
     anchor: str
@@ -64,7 +51,7 @@ def page(
     run: Run,
     *,
     plots: Plots = "worst",
-    sections: Sequence[Section] = (),
+    sections: Sequence[HtmlSection] = (),
     lead: tuple[str, str] | None = None,
 ) -> str:
     """Render the whole page of a run; `lead` is another headline and its tone.
@@ -75,7 +62,7 @@ def page(
 
 
 def page_parts(
-    run: Run, plots: Plots, sections: Sequence[Section], lead: tuple[str, str] | None
+    run: Run, plots: Plots, sections: Sequence[HtmlSection], lead: tuple[str, str] | None
 ) -> Iterator[str]:
     """Render the page of `page` in parts, so that the rows of many gates are not kept at once."""
     panels = Panels(plots)
@@ -87,7 +74,8 @@ def page_parts(
     causes: dict[str, list[str]] = {}
     for node, why in run.broken.items():
         causes.setdefault(shortened(first_line(why), 600), []).append(node)
-    looser, omitted = _looser(run), _omitted(run)
+    tables = fact_tables(run.header)
+    late = [table for table in tables if table.anchor != "omitted"]
     further = [(section.anchor, section.title, 0, True) for section in sections]
     links = [
         *(further if lead else ()),
@@ -95,14 +83,11 @@ def page_parts(
         ("others", "Other failed tests", run.other["failed"], run.other["failed"]),
         ("map", "Modes and layers", 0, run.layer_errors),
         ("failing", "Failing gates", len(run.failed), blocks),
-        ("omitted", omitted.title, _omitted_count(run), True) if omitted else _NO_LINK,
+        *((table.anchor, table.title, table.total, True) for table in tables if table not in late),
         ("growth", "Error over depth", 0, growth),
         *(() if lead else further),
         ("gates", "All gates", counts.total(), True),
-        ("looser", "Looser limits", len(looser_of(run.header, shipped=False)), looser),
-        ("power", "Smallest defects seen", 0, power_of(run.header)),
-        ("shapes", "Shapes that modules met", 0, shapes := _shapes(run)),
-        ("tasks", "The task beside the reference", 0, tasks_of(run.header)),
+        *((table.anchor, table.title, table.total, True) for table in late),
         ("passing", "Passing gates", 0, nearest),
         ("update", "Update", update.get("entries", 0), update.get("changes")),
     ]
@@ -121,11 +106,8 @@ def page_parts(
         errors=run.errors[:_CAUSES],
         causes=list(causes.items())[:_CAUSES],
         more_unknown=max(len(run.errors) - _CAUSES, 0) + max(len(causes) - _CAUSES, 0),
-        omitted=omitted,
-        looser=looser,
-        power=_power(run),
-        shapes=shapes,
-        tasks=_tasks(run),
+        early_tables=[table for table in tables if table not in late],
+        late_tables=late,
         others=_others(run),
         heat=heat_view(run),
         failing=list(blocks.values()),
@@ -256,116 +238,14 @@ def _covered(run: Run) -> list[tuple[str, str]]:
     if extent is not None:
         if extent["gates"]:
             facts.append(("gates held", f"{extent['judged']:,} of {extent['gates']:,}"))
-        facts += [("compared", text.removeprefix("compared ")) for text in covered_texts(header)]
+        covered = [*covered_texts(header), *undeclared_texts(header)]
+        facts += [("compared", text.removeprefix("compared ")) for text in covered]
     if not run.finished:
         facts.append(("extent", NOT_FINISHED))
     elif extent is None and header.get("complete") is False:
         facts.append(("extent", "a part of the gates: a selection, or a run that was cut short"))
     facts.append(("note", run.torn))
     return [(name, shortened(fact, 400)) for name, fact in facts if fact]
-
-
-def _omitted_count(run: Run) -> int:
-    extent = extent_of(run.header)
-    return extent["gates"] - extent["judged"] if is_partial(extent) and extent else 0
-
-
-class OmissionView(NamedTuple):
-    """The gates that were not held, one row per reason, model and mode."""
-
-    title: str
-    about: str
-    rows: list[tuple[str, str, str, int]]
-
-
-def _omitted(run: Run) -> OmissionView | None:
-    """Return the gates that were not held, one row per reason, model and mode."""
-    extent = extent_of(run.header)
-    if extent is None or not is_partial(extent):
-        return None
-    rows = [
-        (
-            cause_text(group["cause"], group["reason"]),
-            " ".join(filter(None, [group["model"], group["mode"]])),
-            listed(group["places"], _PLACES),
-            group["gates"],
-        )
-        for group in extent["omitted"]
-    ]
-    about = (
-        f"{extent['judged']:,} of {extent['gates']:,} gates within the modes asked for were held."
-    )
-    title = "Gates that were not held" if _omitted_count(run) else "What no gate compares"
-    return OmissionView(title, about, rows)
-
-
-def _looser(run: Run) -> list[tuple[str, list[tuple[str, ...]]]]:
-    """Return tables of looser limits: those of the project, then those of shipped suites."""
-    tables: list[tuple[str, list[tuple[str, ...]]]] = []
-    for shipped, title in ((False, "Set by this project"), (True, "Set by the suites of qgate")):
-        rows: list[tuple[str, ...]] = [
-            (
-                limit["limit"], value_text(limit), f"{limit['usual']:g}", factor_text(limit),
-                limit["reason"] or "–", limit["source"], places_text(limit),
-            )
-            for limit in looser_of(run.header, shipped=shipped)
-        ]  # fmt: skip
-        if rows:
-            tables.append((title, rows))
-    return tables
-
-
-def _power(run: Run) -> dict[str, object] | None:
-    """Return the smallest defects that limits see: one row per mode, one column per kind."""
-    modes = power_of(run.header)
-    if not modes:
-        return None
-    # A model has one task: text, or a metric of its own.
-    measured = {defect["kind"] for mode in modes for defect in mode["defects"]}
-    kinds = [kind for kind in KINDS if kind in measured or DEFECT_WORDS[kind].is_usual]
-    rows = []
-    for mode in modes:
-        defects = {defect["kind"]: defect for defect in mode["defects"]}
-        cells = [
-            (size_text(kind, defects[kind]["size"]), defects[kind]["site"])
-            if kind in defects
-            else ("–", "")
-            for kind in kinds
-        ]
-        rows.append((f"{mode['model']} {mode['mode']}", cells))
-    return {"about": _POWER, "heads": [DEFECT_WORDS[kind].head for kind in kinds], "rows": rows}
-
-
-def _shapes(run: Run) -> dict[str, object] | None:
-    """Return the shapes that quantized modules met: rows of those that met the same."""
-    rows = [
-        (
-            f"{of['model']} {of['mode']}",
-            [
-                (counted(group["count"], "module"), listed(group["modules"], _NAMES)),
-                (shapes_text(group), ""),
-                (", ".join(group["never"]) or "–", ""),
-            ],
-        )
-        for of in coverage_in(run.header)
-        for group in of.get("shapes") or []
-    ]
-    heads = "modules", "met", "never met"
-    return {"about": _SHAPES, "heads": heads, "rows": rows, "words": True} if rows else None
-
-
-def _tasks(run: Run) -> dict[str, object] | None:
-    """Return the figures of the task beside the reference's: one row per mode."""
-    tasks = tasks_of(run.header)
-    if not tasks:
-        return None
-    models = dict.fromkeys(task["model"] for task in tasks)
-    about = [detectable_text([t for t in tasks if t["model"] == name]) for name in models]
-    rows = [
-        (f"{task['model']} {task['mode']}", [(cell, "") for cell in task_cells(task)])
-        for task in tasks
-    ]
-    return {"about": ". ".join([*about, f"{BLIND}."]), "heads": TASK_HEADS, "rows": rows}
 
 
 def _others(run: Run) -> dict[str, object] | None:

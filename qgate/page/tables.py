@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 
 from tabulate import tabulate
 
 from qgate.metrics import METRICS
-from qgate.results.limit_kinds import limit_kind_of
-from qgate.results.ranking import figure_texts, value_of
-from qgate.results.summary import ComparisonSummary
-from qgate.text import for_terminal, one_line, times_figure
+from qgate.text import for_terminal, one_line
 
 CUT = "…"
-_DIGITS = 3
 
 
 def display_width(text: str) -> int:
@@ -106,47 +101,6 @@ def site_text(site: str, layer: str, width: int) -> str:
     if display_width(port) <= room:
         return f"{lead}{layer}{port}"
     return f"{lead}{layer}{CUT}{_end(port, room - 1)}"
-
-
-def value_text(finding: ComparisonSummary) -> str:
-    """Return the value in three digits, or the reason why there is no number."""
-    check = finding.check
-    if check is None:
-        return "none"
-    value = value_of(check)
-    if isinstance(value, str):
-        return one_line(value)
-    if value is not None and math.isfinite(value):
-        return figure_texts(check, _DIGITS)[0]
-    return "not finite" if limit_kind_of(check["kind"]).has_number else "-"
-
-
-def short(value: float) -> str:
-    return f"{value:.{_DIGITS}g}"
-
-
-def limit_text(finding: ComparisonSummary) -> str:
-    """Return `3.5e-05`, with a sign where a value may not be below it."""
-    check = finding.check
-    if check is None or check["bound"] is None:
-        return "-"
-    bound = one_line(figure_texts(check, _DIGITS)[1])
-    return f"{'' if check['side'] == '<=' else check['side'] + ' '}{bound}"
-
-
-def far_text(finding: ComparisonSummary) -> str:
-    """Return `26.6x` its limit, or the word for a check without a number."""
-    check = finding.check
-    if check is None:
-        return "nothing"
-    kind = limit_kind_of(check["kind"])
-    if not kind.has_number:
-        return one_line(kind.name)
-    times = check["times"]
-    unfit = check["value"] is None or not math.isfinite(check["value"])
-    if unfit or kind.is_nonfinite:
-        return "-"
-    return f"{times_figure(times)}x" if times is not None and math.isfinite(times) else "over 0"
 
 
 def metric_lines(metric: str) -> str:

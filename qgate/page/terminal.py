@@ -9,25 +9,13 @@ from typing import Any, Literal
 from qgate.page.tables import (
     cut_middle,
     display_width,
-    far_text,
     fit_table,
-    limit_text,
     metric_lines,
     site_text,
     table,
-    value_text,
 )
-from qgate.results.across_weights import across_weights_texts
-from qgate.results.extent import (
-    covered_texts,
-    extent_of,
-    extent_text,
-    is_partial,
-    partial_text,
-    shapes_texts,
-)
+from qgate.results.extent import partial_text
 from qgate.results.failure_causes import FailureCause
-from qgate.results.looser import looser_text
 from qgate.results.other_tests import (
     NOT_FINISHED,
     ended_badly,
@@ -36,9 +24,8 @@ from qgate.results.other_tests import (
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.power import power_texts
-from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, change_text
-from qgate.results.tasks import task_texts
+from qgate.results.run_facts import RUN_FACTS
+from qgate.results.summary import ComparisonSummary, ModeSummary, Tally
 from qgate.text import counted, for_terminal, one_line
 
 Color = Literal["", "red", "green", "yellow"]
@@ -184,7 +171,7 @@ def counts_lines(
     lines = wrapped_lines([tally.counts_text()], width, color)
     also = wrong_lines(tally, width, header)
     lines = [*lines, *also] if counts.failed else [*also, *lines]
-    return [*lines, *extent_lines(header, width)]
+    return [*lines, *fact_lines(header, width)]
 
 
 def partial_lines(header: Mapping[str, Any]) -> list[TerminalLine]:
@@ -195,27 +182,17 @@ def partial_lines(header: Mapping[str, Any]) -> list[TerminalLine]:
 def lines_without_records(width: int, header: Mapping[str, Any]) -> list[TerminalLine]:
     """Return the lines of a run whose gates have no record."""
     wrong = wrong_lines(Tally(), width, header)
-    return [*partial_lines(header), *wrong, *extent_lines(header, width)]
+    return [*partial_lines(header), *wrong, *fact_lines(header, width)]
 
 
-def extent_lines(header: Mapping[str, Any], width: int) -> list[TerminalLine]:
-    """Return how many gates were held, what they compared, and under which looser limits."""
-    color: Color = "yellow" if is_partial(extent_of(header)) else ""
-    text = "" if partial_text(header) else extent_text(header)
-    looser = looser_text(header)
+def fact_lines(header: Mapping[str, Any], width: int) -> list[TerminalLine]:
+    """Return what a run says of itself beside its gates; warnings and notes are yellow."""
     return [
-        *(wrapped_lines([text], width, color) if text else []),
-        *wrapped_lines(across_weights_texts(header), width, "yellow"),
-        *wrapped_lines(
-            [
-                *covered_texts(header),
-                *shapes_texts(header),
-                *power_texts(header),
-                *task_texts(header),
-            ],
-            width,
-        ),
-        *(wrapped_lines([looser], width, "yellow") if looser else []),
+        line
+        for fact in RUN_FACTS
+        for line in wrapped_lines(
+            fact.lines(header), width, "yellow" if fact.tone_of(header) else ""
+        )
     ]
 
 
@@ -312,11 +289,12 @@ def _narrow_modes(modes: Sequence[ModeSummary], several: bool, site: int) -> lis
 
 
 def _metric(finding: ComparisonSummary) -> str:
-    return (one_line(finding.check["metric"]) if finding.check else "") or "-"
+    return one_line(finding.view.metric) or "-"
 
 
 def _numbers(finding: ComparisonSummary) -> list[str]:
-    return [value_text(finding), limit_text(finding), far_text(finding).removesuffix("x")]
+    view = finding.view
+    return [view.now, view.most, view.far.removesuffix("x")]
 
 
 def _failure_table(failed: Sequence[ComparisonSummary], width: int) -> list[str]:
@@ -341,7 +319,7 @@ def _wide_failures(failed: Sequence[ComparisonSummary], several: bool, site: int
             cut_middle(_mode_of(finding, several), 30),
             _metric(finding),
             *_numbers(finding),
-            change_text(finding) or "-",
+            finding.view.change,
         ]
         for finding in failed
     ]

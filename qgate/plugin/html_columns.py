@@ -17,16 +17,14 @@ from urllib.parse import quote
 import pytest
 
 from qgate.charts.svg import standalone
-from qgate.metrics import METRICS
 from qgate.page.pages import map_fragment, summary_head
 from qgate.page.plots.panels import Panel, panels_of
 from qgate.page.runs import Run
-from qgate.page.tables import far_text, limit_text, value_text
 from qgate.plugin.runs import SuiteRun
 from qgate.plugin.summary import page_run
 from qgate.results import worst_first
-from qgate.results.ranking import check_text
-from qgate.results.summary import ComparisonSummary, change_text, summarize_comparison
+from qgate.results.check_views import view_of
+from qgate.results.summary import ComparisonSummary, summarize_comparison
 from qgate.text import for_html, one_line
 
 _COLUMNS = ("mode", "layer", "metric", "value", "limit", "margin", "change")
@@ -157,29 +155,16 @@ def _worst_row(report: pytest.TestReport) -> Mapping[str, Any] | None:
 
 def _cells(finding: ComparisonSummary) -> dict[str, tuple[str, str]]:
     """The text of each column, and what it is sorted by."""
-    check = finding.check or {"metric": "", "value": None, "bound": None}
-    beyond = math.inf if not finding.passed and finding.times is None else finding.times
+    view, check = finding.view, finding.check or {}
     return {
         "mode": (finding.mode, ""),
         "layer": (finding.layer, ""),
-        "metric": (f"{check['metric']} {finding.site} ({finding.scope})".strip(), ""),
-        "value": (value_text(finding), _key(check["value"])),
-        "limit": (limit_text(finding), _key(check["bound"])),
-        "margin": (far_text(finding), _key(beyond)),
-        "change": (change_text(finding), _key(_change(finding))),
+        "metric": (f"{view.metric} {finding.site} ({finding.scope})".strip(), ""),
+        "value": (view.now, _key(check.get("value"))),
+        "limit": (view.most, _key(check.get("bound"))),
+        "margin": (view.far, _key(view.times)),
+        "change": (view.change, _key(view.moved)),
     }
-
-
-def _change(finding: ComparisonSummary) -> float | None:
-    """Return the key that changes are sorted by: times the accepted value."""
-    now = finding.check["value"] if finding.check else None
-    if now is None or not math.isfinite(now) or finding.accepted is None:
-        return None
-    if finding.check and METRICS.find(str(finding.check["metric"])).logarithm == "log2":
-        return float(now - finding.accepted)
-    if not finding.accepted:
-        return math.inf if now else 0.0
-    return math.log2(abs(now / finding.accepted)) if now else -math.inf
 
 
 def _key(number: float | None) -> str:
@@ -222,6 +207,6 @@ def _nearest(run: Run) -> str:
     for gate in [gate for gate in run.gates if gate.passed][:_NEAREST]:
         panels, _ = _panels(gate.record)
         if panels and gate.check is not None:
-            text = for_html(f"{gate.node}: {check_text(gate.check)}")
+            text = for_html(f"{gate.node}: {view_of(gate.check).text()}")
             drawn += [f'<p class="qgate-nearest">{text}</p>', _figures(panels)]
     return f"<h2>Passed, and nearest to their limits</h2>{''.join(drawn)}" if drawn else ""

@@ -30,13 +30,10 @@ from qgate.results import (
     worst_first,
     write_results,
 )
-from qgate.results.across_weights import add_across_weights
 from qgate.results.coverage import ModeCoverage, ModeScope, OmittedGate, coverage_of
 from qgate.results.extent import in_ci, lacks_gates, new_extent
-from qgate.results.looser import looser_limits
 from qgate.results.other_tests import other_tests_record
-from qgate.results.power import add_power
-from qgate.results.tasks import add_tasks
+from qgate.results.run_facts import RUN_FACTS, looser_limits
 from qgate.storage.locations import short_path
 from qgate.storage.out_folders import CANDIDATES, REPRODUCTIONS, check_out_folder
 from qgate.storage.removing import LinkError
@@ -205,9 +202,10 @@ def joined_facts(parts: Iterable[Part]) -> RunFacts:
         facts.plans |= own["plans"]
         facts.limits |= own["limits"]
         facts.run |= own["run"]
-        facts.power = add_power(facts.power, own["power"])
-        facts.tasks = add_tasks(facts.tasks, own["tasks"])
-        facts.across_weights = add_across_weights(facts.across_weights, own["across_weights"])
+        for fact in RUN_FACTS:
+            if fact.key in own and fact.merge is not None:
+                value = fact.merge(getattr(facts, fact.key), own[fact.key])
+                setattr(facts, fact.key, value)
         for key, values in own["scopes"].items():
             scope, same = ModeScope(**values), facts.scopes.get(key)
             facts.scopes[key] = scope if same is None else same.joined(scope)

@@ -23,7 +23,7 @@ from qgate.plugin.records import joined_facts, records_file
 from qgate.plugin.runs import SuiteRun, selection_of
 from qgate.results import Tally, github_annotations, github_error, markdown_summary
 from qgate.results.extent import partial_text
-from qgate.results.failure_causes import suspect_of
+from qgate.results.failure_causes import cause_of, suspect_of
 from qgate.results.other_tests import other_test_lines, other_tests_of
 from qgate.results.summary import set_up_lines
 from qgate.storage.out_folders import REPRODUCTIONS
@@ -189,7 +189,7 @@ def shorten(run: SuiteRun, failed: list[Any]) -> None:
     for report in failed:
         if report.nodeid in first or not hasattr(report, "qgate"):
             continue
-        cause = next((cause for cause in causes if report.nodeid in cause.gates), None)
+        cause = cause_of(causes, report.nodeid)
         lines = str(report.longrepr).splitlines() or [""]
         if cause is None:
             wrong = [row for row in report.qgate if not row["passed"]]

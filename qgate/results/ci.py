@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from qgate.results.across_weights import across_weights_texts
-from qgate.results.extent import covered_texts, extent_text, partial_text
-from qgate.results.looser import looser_text
+from qgate.results.check_views import view_of
+from qgate.results.extent import partial_text
+from qgate.results.failure_causes import cause_of
 from qgate.results.other_tests import (
     NOT_FINISHED,
     ended_badly,
@@ -17,25 +16,16 @@ from qgate.results.other_tests import (
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.power import power_texts
-from qgate.results.ranking import (
-    binding,
-    binding_checks,
-    check_text,
-    figure_texts,
-    times_text,
-    worst_first,
-)
+from qgate.results.ranking import binding, binding_checks, worst_first
+from qgate.results.run_facts import RUN_FACTS
 from qgate.results.schema import is_counted
-from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, change_text
-from qgate.results.tasks import task_texts
+from qgate.results.summary import ComparisonSummary, ModeSummary, Tally
 from qgate.text import (
     counted,
     for_markdown,
     for_workflow,
     for_workflow_property,
     one_line,
-    times_figure,
 )
 
 _ROWS = 20
@@ -54,7 +44,7 @@ def junit_properties(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return pairs for `record_property`: the checked metrics of one comparison."""
     where = one_line(f"{record['site']} {record['scope']}")
     pairs = [
-        (f"qgate {where} {metric}".rstrip(), f"{verdict_word(check)}: {check_text(check)}")
+        (f"qgate {where} {metric}".rstrip(), f"{verdict_word(check)}: {view_of(check).text()}")
         for metric, check in binding_checks(record).items()
     ]
     about = [(f"qgate {name}", one_line(record[name])) for name in ("model", "mode", "layer")]
@@ -95,13 +85,9 @@ def markdown_summary(
     if partial := partial_text(header):
         page.add(f"* **error**: {for_markdown(partial)}", "")
     page.add(tally.counts_text())
-    if (extent := extent_text(header)) and not partial:
-        page.add("", for_markdown(extent))
-    held = [*across_weights_texts(header), *covered_texts(header)]
-    for covered in [*held, *power_texts(header), *task_texts(header)]:
-        page.add("", for_markdown(covered))
-    if looser := looser_text(header):
-        page.add("", for_markdown(looser))
+    for fact in RUN_FACTS:
+        for text in () if fact.is_long else fact.lines(header):
+            page.add("", for_markdown(text))
     if not is_finished(header):
         page.add("", f"* **error**: {NOT_FINISHED}")
     elif not (counts.failed or broken or other["failed"] or partial) and ended_badly(header):
@@ -194,36 +180,25 @@ def markdown_head(*names: str) -> tuple[str, str]:
 
 def _mode_row(mode: ModeSummary) -> str:
     cells: list[object] = [f"{mode.model} {mode.mode}", mode.gates, mode.failed]
-    cells += ["", *_figures(None)] if mode.worst is None else _worst_cells(mode.worst)
+    worst = mode.worst
+    cells += [""] * 5 if worst is None else [
+        f"{worst.site} ({worst.scope})", *_figures(worst), worst.view.far.removesuffix("x")
+    ]  # fmt: skip
     cells.append("; ".join(filter(None, [mode.carried_text(), mode.long_text])))
     return markdown_row(cells)
 
 
-def _worst_cells(worst: ComparisonSummary) -> list[object]:
-    metric, value, limit, _ = _figures(worst)
-    times = worst.times
-    number = times_figure(times) if times is not None and math.isfinite(times) else ""
-    # A failure without a number, such as a NaN, is written in words.
-    text = times_text(worst.check) if worst.check and not number and not worst.passed else number
-    return [f"{worst.site} ({worst.scope})", metric, value, limit, text]
-
-
-def _figures(comparison: ComparisonSummary | None) -> tuple[str, str, str, str]:
-    """Return texts of metric, value, limit and excess."""
-    check = comparison.check if comparison else None
-    if check is None:
-        return "", "", "", "" if comparison is None else "nothing compared"
-    value, bound = figure_texts(check)
-    return str(check["metric"]), value, bound and f"{check['side']} {bound}", times_text(check)
-
-
 def _row(comparison: ComparisonSummary) -> str:
-    cells: list[object] = [
-        comparison.site,
-        comparison.scope,
-        f"{comparison.model} {comparison.mode}",
-    ]
-    return markdown_row([*cells, *_figures(comparison), change_text(comparison)])
+    mode, view = f"{comparison.model} {comparison.mode}", comparison.view
+    figures = _figures(comparison)
+    return markdown_row(
+        [comparison.site, comparison.scope, mode, *figures, view.how_far, view.change]
+    )
+
+
+def _figures(comparison: ComparisonSummary) -> list[str]:
+    view = comparison.view
+    return [view.metric, view.now, view.limit]
 
 
 def markdown_row(cells: Iterable[object]) -> str:
@@ -246,7 +221,7 @@ def github_annotations(records: Sequence[Mapping[str, Any]]) -> list[str]:
             text = f"cause: {cause.text()}"
             of_causes.append((causes.index(cause), github_annotation(record, text) or ""))
             continue
-        source = next((cause for cause in causes if node in cause.gates), None)
+        source = cause_of(causes, node)
         ending = f"; follows from {source.place}" if source else ""
         following.append(github_annotation(record, ending=ending))
     return [line for line in (*(line for _, line in sorted(of_causes)), *following) if line]
@@ -261,8 +236,7 @@ def github_annotation(
     """
     if record["passed"] or not is_counted(record):
         return None
-    check = binding(record)
-    text = check_text(check) if check else "nothing compared"
+    text = view_of(binding(record)).text()
     where = f"{record['site']} ({record['scope']}, mode {record['mode']})"
     message = message or f"{text} at {where}{ending}"
     position = {name: record[name] for name in ("file", "line") if record.get(name) is not None}

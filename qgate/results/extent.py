@@ -189,8 +189,7 @@ def covered_texts(header: Mapping[str, object] | Record) -> list[str]:
     coverage = extent.get("coverage") or []
     texts = coverage_texts(coverage)
     more = [f"{len(texts) - _EXTENTS:,} other extents of modes in the report"]
-    compared = [f"compared in {text}" for text in texts[:_EXTENTS]] + more * (len(texts) > _EXTENTS)
-    return [*compared, *undeclared_texts(header)]
+    return [f"compared in {text}" for text in texts[:_EXTENTS]] + more * (len(texts) > _EXTENTS)
 
 
 def coverage_in(header: Mapping[str, object] | Record) -> list[ModeCoverage]:

@@ -14,8 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 from qgate.metrics import METRICS
 from qgate.metrics.plan_changes import PlanChange
+from qgate.results.check_views import view_of
 from qgate.results.limit_kinds import limit_kind_of
-from qgate.results.ranking import check_text, severity
+from qgate.results.ranking import severity
 from qgate.results.scopes import Tier, scope_of
 from qgate.text import counted, listed, one_line, shortened
 
@@ -203,7 +204,7 @@ def suspect_of(record: Mapping[str, Any]) -> Suspect | None:
         mode=str(record["mode"]),
         node=str(record.get("node", "")),
         fault=str(record.get("failure") or finding.get("fault") or "is out of its limit"),
-        figures=str(finding.get("figures") or (check_text(check) if check and not finding else "")),
+        figures=str(finding.get("figures") or (view_of(check).text() if not finding else "")),
         quantizer=next((c["quantizer"] for c in failed if c.get("quantizer")), ""),
         is_diagnosed=bool(finding.get("diagnosed")),
     )
@@ -294,6 +295,12 @@ def joined_causes(by_mode: Iterable[Sequence[FailureCause]]) -> list[FailureCaus
         else:
             reference.gates |= cause.gates
     return remaining
+
+
+def cause_of(causes: Sequence[FailureCause], node: str) -> FailureCause | None:
+    """Return the cause of a failed gate: one of its own comes before one that it follows from."""
+    own = (cause for cause in causes if cause.suspect.node == node)
+    return next(own, next((cause for cause in causes if node in cause.gates), None))
 
 
 def _likeliest_first(

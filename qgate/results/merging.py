@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from qgate.errors import QgateError
-from qgate.results.across_weights import add_across_weights
-from qgate.results.extent import add_extents, extent_of, merged_extent
-from qgate.results.looser import looser_limits
+from qgate.results.extent import extent_of, merged_extent
 from qgate.results.other_tests import add_other_tests
-from qgate.results.power import add_power
 from qgate.results.reading import read
+from qgate.results.run_facts import RUN_FACTS
 from qgate.results.schema import BaselineUpdate, Record, RunShard
-from qgate.results.tasks import add_tasks
 from qgate.results.writing import write_lines
 from qgate.storage.foreign import open_foreign
 
@@ -181,17 +178,13 @@ def _updates(one: Update, other: Update) -> Update:
 
 
 _MERGE_FIELD: dict[str, Callable[[Any, Any], Any]] = {
+    **{fact.key: fact.merge for fact in RUN_FACTS if fact.merge is not None},
     "complete": lambda one, other: one and other,
-    "extent": add_extents,
     "exit": _status,
     "broken": lambda one, other: {**one, **other},
     "errors": _lists,
-    "looser": lambda one, other: looser_limits([*one, *other]),
     "notes": _lists,
     "other": add_other_tests,
-    "power": add_power,
-    "tasks": add_tasks,
-    "across_weights": add_across_weights,
     "baselines": _folders,
     "update": _updates,
 }

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from qgate.metrics import METRICS
+from qgate.results.check_views import change_of
 from qgate.results.limit_kinds import limit_kind_of
 from qgate.results.ranking import binding
 from qgate.results.schema import Record, is_counted
-from qgate.text import change_figure
 
 # What a regression may be on the same device: within it, two values are called equal.
 EQUAL = 0.02
@@ -95,11 +95,8 @@ def movement(metric: str, old: float | None, new: float | None) -> tuple[str, st
         return ("equal" if old == new else "moved"), "", 0.0 if old == new else math.inf
     if old == new or (about.relative and max(abs(old), abs(new)) < NOISE):
         return "equal", "", 0.0
-    ratio = about.ratio(old, new)
-    if ratio is None or ratio <= 0:
-        text, size = ("from 0" if old == 0 else f"{new - old:+.3g}"), math.inf
-    else:
-        text, size = change_figure(ratio), abs(math.log(ratio))
+    text, ratio = change_of(metric, old, new)
+    size = abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf
     if size <= math.log1p(EQUAL):
         return "equal", text, size
     if about.direction not in ("lower", "higher"):

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qgate.results.limit_kinds import limit_kind_of
-from qgate.text import times_figure
 
 
 def needs_accepted(check: Mapping[str, Any]) -> bool:
@@ -76,51 +75,3 @@ def measured_sites(
         title = record.get("title", record["mode"])
         by_model.setdefault(record["model"], {}).setdefault(title, set()).add(key)
     return by_model
-
-
-def times_text(check: Mapping[str, Any]) -> str:
-    """Write `26.6x its limit (regression)`."""
-    kind = limit_kind_of(check["kind"])
-    if not kind.has_number:
-        return kind.name
-    if kind.is_nonfinite or check["value"] is None:
-        return "not finite"
-    times = math.inf if check["times"] is None else check["times"]
-    text = f"{times_figure(times)}x its limit" if math.isfinite(times) else "over a limit of 0"
-    return f"{text} ({check['kind']})"
-
-
-def check_text(check: Mapping[str, Any]) -> str:
-    """Write `relative_mse 9.2e-04, limit <= 3.5e-05, 26.6x its limit (regression)`."""
-    value, bound = figure_texts(check)
-    parts = [f"{check['metric']} {value}".strip()]
-    if bound:
-        parts.append(f"limit {check['side']} {bound}")
-    return ", ".join(part for part in [*parts, times_text(check)] if part)
-
-
-def value_of(check: Mapping[str, Any]) -> float | str | None:
-    """Return the compared value: a number, or a text for a metric of texts."""
-    value: float | str | None = check.get("text") or check["value"]
-    return value
-
-
-def bound_of(check: Mapping[str, Any]) -> float | str | None:
-    """Return the limit: a number, or the accepted text for a metric of texts."""
-    bound: float | str | None = check.get("accepted_text") or check["bound"]
-    return bound
-
-
-def figure_texts(check: Mapping[str, Any], digits: int = 4) -> tuple[str, str]:
-    """Write value and limit with at least `digits` digits, and as many as it takes to differ."""
-    value, bound = value_of(check), bound_of(check) if check["bound"] is not None else None
-    pair = _figure(value, digits), _figure(bound, digits)
-    while pair[0] == pair[1] and value != bound and digits < 17:
-        digits += 1
-        pair = _figure(value, digits), _figure(bound, digits)
-    return pair
-
-
-def _figure(value: float | str | None, digits: int) -> str:
-    """Write some digits of a number, and a text as it is."""
-    return f"{value:.{digits}g}" if isinstance(value, int | float) else value or ""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from qgate.metrics import METRICS
 from qgate.metrics.plan_changes import PlanChange, is_plan_change, merged, plan_changes
+from qgate.results.check_views import CheckView, view_of
 from qgate.results.failure_causes import (
     MOST_SUSPECTS,
     FailureCause,
@@ -22,11 +23,11 @@ from qgate.results.failure_causes import (
     suspect_of,
 )
 from qgate.results.limit_kinds import limit_kind_of
-from qgate.results.long_texts import LONG_TEXT, long_text_words
 from qgate.results.ranking import binding, rank
 from qgate.results.schema import Record, is_counted
 from qgate.results.scopes import scope_of
-from qgate.text import change_figure, counted, listed
+from qgate.results.tasks import LONG_TEXT, long_text_words
+from qgate.text import counted, figure_text, listed
 
 # Failures kept per test and mode, worst first; the others are counted.
 MOST_FAILED = 40
@@ -76,9 +77,9 @@ class ComparisonSummary(NamedTuple):
         return not self.is_new and self.check is not None and is_plan_change(self.check)
 
     @property
-    def times(self) -> float | None:
-        """Value in multiples of its limit; None without a number."""
-        return self.check["times"] if self.check else None
+    def view(self) -> CheckView:
+        """The texts of its check."""
+        return view_of(self.check, self.accepted)
 
 
 class CarriedError(NamedTuple):
@@ -91,8 +92,7 @@ class CarriedError(NamedTuple):
     def text(self, *, graded: bool = True) -> str:
         """Write `MSE 2.0e-02 poor`, without its grade where something failed."""
         metric = METRICS.find(self.metric)
-        value = correlation_text(self.value) if metric.bounded else f"{self.value:.1e}"
-        return f"{metric.short} {value} {self.grade}" if graded else f"{metric.short} {value}"
+        return f"{metric.short} {figure_text(self.value)} {self.grade if graded else ''}".rstrip()
 
     @property
     def badness(self) -> float:
@@ -359,29 +359,6 @@ def _mode(model: str, mode: str, parts: list[_TestTally]) -> ModeSummary:
         errors,
         next((part.long_text for part in parts if part.long_text), ""),
     )
-
-
-def correlation_text(value: float) -> str:
-    """Write a correlation with enough digits to differ from 1: `0.99987`."""
-    gap = abs(1.0 - value)
-    digits = 4 if not 0 < gap < 1e-3 else min(12, 2 + int(-math.log10(gap)))
-    return f"{value:.{digits}f}"
-
-
-def change_text(finding: ComparisonSummary) -> str:
-    """Write the change from the accepted value: `+26 %`, `27x`; empty if one is missing."""
-    value = finding.check["value"] if finding.check else None
-    accepted = finding.accepted
-    if value is None or accepted is None or not math.isfinite(value):
-        return ""
-    if finding.check and finding.check["side"] == "==":
-        return f"{value - accepted:+g}" if value != accepted else ""
-    metric = METRICS.find(str(finding.check["metric"])) if finding.check else None
-    if metric and metric.logarithm:
-        return change_figure(metric.factor(value - accepted))
-    if accepted == 0:
-        return "" if value == 0 else "from 0"
-    return change_figure(value / accepted)
 
 
 def set_up_lines(broken: Mapping[str, str]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qgate.results.ranking import binding_checks, bound_of, value_of
+from qgate.results.ranking import binding_checks
 from qgate.storage.files import replacing
 from qgate.text import for_csv
 
@@ -66,8 +66,8 @@ def _rows(record: Mapping[str, Any], *, is_first: bool) -> Iterator[list[object]
     values, ideal, accepted = record["values"], record["ideal"] or {}, record["accepted"] or {}
     reason = record.get("reason") or {}
     for metric in dict.fromkeys([*values, *checks]):
-        check = checks.get(metric)
-        value = values.get(metric, value_of(check) if check else None)
+        check = checks.get(metric, {})
+        value = values.get(metric, check.get("text") or check.get("value"))
         yield [
             *place,
             _cell(metric),
@@ -83,7 +83,7 @@ def _rows(record: Mapping[str, Any], *, is_first: bool) -> Iterator[list[object]
 
 def _limit_cells(check: Mapping[str, Any]) -> list[object]:
     cells = [_cell(check.get(name)) for name in (*_LIMIT, "passed")]
-    cells[_BOUND] = _cell(bound_of(check))
+    cells[_BOUND] = _cell(check.get("accepted_text") or check["bound"])
     return cells
 
 

@@ -1,11 +1,16 @@
-"""Figures of a task beside the reference's: what the samples can tell, KL, flips, margins."""
+"""Figures of a task beside the reference's: what the samples can tell, KL, flips, margins.
+
+With those along one long text: where a mode stops predicting it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NotRequired, TypedDict
 
-from qgate.text import counted
+from qgate.results.pictures import LongTextPicture
+from qgate.text import counted, times_figure
 from qgate.text.numbers import brief, percent
 
 MARGINS: Mapping[str, float] = {"mlperf-99": 0.99, "mlperf-99.9": 0.999}
@@ -73,15 +78,20 @@ def task_texts(header: Mapping[str, object]) -> list[str]:
     tasks = tasks_of(header)
     if not tasks or header.get("shard"):
         return []
-    models = dict.fromkeys(task["model"] for task in tasks)
-    texts = [detectable_text([task for task in tasks if task["model"] == name]) for name in models]
+    texts = tasks_texts(tasks)
     texts += [f"{task['mode']}: {', '.join(_figures(task))}" for task in tasks[:_MODES]]
     if len(tasks) > _MODES:
         texts.append(f"+{len(tasks) - _MODES} more modes in the report")
     return texts
 
 
-def detectable_text(tasks: Sequence[TaskSummary]) -> str:
+def tasks_texts(tasks: Sequence[TaskSummary]) -> list[str]:
+    """Say of each model which changes its samples tell from none."""
+    models = dict.fromkeys(task["model"] for task in tasks)
+    return [_detectable([task for task in tasks if task["model"] == name]) for name in models]
+
+
+def _detectable(tasks: Sequence[TaskSummary]) -> str:
     """Say which changes the samples of one model tell from none; a range over its modes."""
     first = tasks[0]
     unit = f" of {first['metric']}" if first["metric"] else " bits per byte"
@@ -177,3 +187,34 @@ def kept_text(task: TaskSummary) -> str:
     text += f", {_of_reference(task['kept_low'])} at the lower end of the 95 % interval"
     text += f"; {task['samples']:,} samples tell changes from {percent(task['kept_detectable'])} on"
     return text + _unseen(task)
+
+
+# One long text ------------------------------------------------------------------------------------
+
+LONG_TEXT = "long_text"
+"""The site of a mode's figures along one long text."""
+_NOISE_BITS = 1e-4
+
+
+def predicted_tokens(picture: LongTextPicture) -> int:
+    """Count the tokens before the loss leaves the interval of the reference's for good.
+
+    It has left it in a stretch if its mean there is above the 95 % interval of the reference's
+    mean, by more than float noise.
+    """
+    pairs = zip(picture["reference"], picture["half_95"], strict=True)
+    highest = [mean + half + _NOISE_BITS for mean, half in pairs]
+    within = [b <= high for b, high in zip(picture["bits"], highest, strict=True)]
+    last = max((number for number, is_within in enumerate(within, 1) if is_within), default=0)
+    return last * picture["stretch"]
+
+
+def long_text_words(values: Mapping[str, float | None]) -> str:
+    """Write how the error grows along a long text, and where the mode stops predicting it."""
+    names = ("compared_tokens", "kl_divergence", "error_growth", "predicted_tokens")
+    figures = [values.get(name) for name in names]
+    if not all(value is not None and math.isfinite(value) for value in figures):
+        return ""
+    tokens, kl, growth, predicted = (float(value or 0) for value in figures)
+    text = f"KL {kl:.1e} along {tokens:,.0f} tokens, {times_figure(2**growth)}x at the end"
+    return text if predicted >= tokens else f"{text}, stops predicting at token {predicted:,.0f}"

@@ -52,9 +52,10 @@ def headline(
         return f"{counted(len(bad), 'tensor')} of {len(results)} failed: {name}: {reason}", "fail"
     tensors, level = _by_tensor(entries), findings(entries, results)[0].level
     if not tensors:
-        return "nothing was swept", ""
-    only = f"{tensors[0][0]['tensor']}: " if len(tensors) == 1 else ""
-    return f"{only}{advice(entries)[0]}", level if level == "warn" else ""
+        return "Nothing was swept", ""
+    only = f", in {tensors[0][0]['tensor']}" if len(tensors) == 1 else ""
+    first = advice(entries)[0]
+    return f"{first[:1].upper()}{first[1:]}{only}", level if level == "warn" else ""
 
 
 def advice(entries: Sequence[SweptFormat]) -> tuple[str, str]:

@@ -70,3 +70,23 @@ def change_figure(ratio: float) -> str:
     if ratio >= 1.995 or ratio < 0.5:
         return f"{times_figure(ratio)}x"
     return f"{100 * (ratio - 1):+.2g} %" if abs(ratio - 1) >= 5e-5 else "0 %"
+
+
+def figure_text(value: float | None, digits: int = 1) -> str:
+    """Write a figure in a few characters; "-" where there is none."""
+    if value is None:
+        return "-"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    plain = 1e-2 <= abs(value) < 1e4
+    if 0.9 < abs(value) < 1:
+        # Of correlations the distance from 1 matters.
+        digits = max(digits, digits + math.ceil(-math.log10(1 - abs(value))) - 2)
+    return f"{value:.{digits + 2}g}" if plain else f"{value:.{digits}e}"
+
+
+def figures_apart(*figures: float | None) -> list[str]:
+    """Write figures with digits enough to look different: `0.62 > 0.62` helps nobody."""
+    different = len(set(figures))
+    written = ([figure_text(figure, digits) for figure in figures] for digits in range(1, 17))
+    return next((t for t in written if len(set(t)) == different), [*map(repr, figures)])

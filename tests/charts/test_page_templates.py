@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 PARTS = """{% import "charts/parts.html.j2" as parts %}
 {% call parts.section(name, name) %}{{ parts.empty(name) }}{% endcall %}
 {{ parts.contents([(name, name, 3)]) }}{{ parts.finding_list([finding]) }}
-{{ parts.image(name, name, name, 1, 2) }}{{ parts.table([name], [[cell, cell]], 1, name) }}
+{{ parts.picture({'path': name ~ '.png', 'title': name, 'about': name, 'svg': '', 'width': 1}) }}
+{{ parts.absent([(name, name)]) }}{{ parts.table([name], [[cell, cell]], 1, name) }}
 {{ parts.file_list([name]) }}{{ parts.notes([name]) }}{{ name|breaking }}<pre>{{ name|lines }}</pre>
 """
 

@@ -341,9 +341,9 @@ def test_a_comment_says_what_moved_by_how_much_and_since_when(folder: Path, caps
     assert "* set-up failed, no verdict: t: kernel refused" in lines
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
     assert table[2:] == [
-        ["a (carried)", "tiny 2-1", "relative&#95;mse", "1e-4", "1.5e-4", "+50 %", "failed",
+        ["a (carried)", "tiny 2-1", "relative&#95;mse", "1.0e-04", "1.5e-04", "+50 %", "failed",
          "2026-10-02, c0ffeec0ffee"],
-        ["b (carried)", "tiny 2-1", "relative&#95;mse", "1e-4", "9e-5", "-10 %", "better",
+        ["b (carried)", "tiny 2-1", "relative&#95;mse", "1.0e-04", "9.0e-05", "-10 %", "better",
          "2026-10-02, c0ffeec0ffee"],
     ]  # fmt: skip
     assert "1 comparison within 2 % of what was accepted, 1 comparison without an" in lines[-1]
@@ -355,7 +355,7 @@ def test_a_comment_on_two_runs_says_since_which(folder: Path, capsys: Capsys) ->
     out = capsys.readouterr().out
     day = json.loads((folder / "before/results.jsonl").open().readline())["started"][:10]
     assert (
-        f"| a (carried) | tiny 2-1 | relative&#95;mse | 1e-4 | 1 | 10000x | failed | {day}, abc |"
+        f"| a (carried) | tiny 2-1 | relative&#95;mse | 1.0e-04 | 1 | 10000x | failed | {day}, abc |"
         in out
     )
     assert "1 comparison within 2 % of before." in out

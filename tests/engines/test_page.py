@@ -46,7 +46,7 @@ def test_the_command_writes_page_record_and_tokens(tmp_path: Path, capsys: Captu
     assert heading.startswith(
         "<span class='fail'>1 limit exceeded</span>: token 31 of sample 2 carries "
     )
-    (size,) = re.findall(r"<p>(mean KL .*)</p>", text)
+    (size,) = re.findall(r"<p class='about'>(mean KL .*)</p>", text)
     assert size.endswith(" nats per token is above the limit 1e-05")
     row = re.search(
         rf"{re.escape(size)}</th><td>(.*)</td><td>≤ 1e-5</td><td class='h7'>(.*)×", text

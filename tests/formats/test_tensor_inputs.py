@@ -274,6 +274,19 @@ def test_transforms_of_torch_end_in_one_sentence(name: str) -> None:
     torch._dynamo.reset()
 
 
+def test_errors_are_the_same_in_compiled_code() -> None:
+    """Functions that they call are left as they are: torch has fewer operators than NumPy."""
+    torch._dynamo.reset()
+
+    @torch.compile(backend="eager")
+    def compared(x: Tensor) -> Any:
+        return errors(2 * x, x)
+
+    x = torch.randn(64, 32)
+    assert compared(x).metric("relative_mse") == errors(2 * x, x).metric("relative_mse")
+    torch._dynamo.reset()
+
+
 DIFFERENTIATED = {
     "saturated": qgate.Quantizer("fp8_e4m3", scale=1.0),
     "blocks": qgate.Quantizer("mxfp8"),

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils import prune
 
@@ -209,6 +210,56 @@ class OneNumber(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor]:
         x = F.relu(self.embed(x))
         return (self.head(x + self.mixing(x)).squeeze(-1),)
+
+
+class OtherWeights(OfTexts):
+    """A layer that is called with weights which code computes: a delta, and a factor of the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.factors = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.delta = nn.Parameter(torch.randn(WIDTH, WIDTH) / 8)
+        self.norm, self.mixing = nn.LayerNorm(WIDTH), FeedForward()
+
+    def mix(self, x: Tensor) -> Tensor:
+        factors = 1 + torch.tanh(self.factors(x.mean((0, 1))))
+        weights = {"weight": self.part.weight * factors + self.delta}
+        x = x + cast(Tensor, functional_call(self.part, weights, (x,)))
+        return cast(Tensor, x + self.mixing(self.norm(x)))
+
+
+class Buckets(OfTexts):
+    """Rows of a table, and other tokens, that are looked up by integers which code computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.scores = nn.Embedding(16, WIDTH), nn.Linear(WIDTH, 2)
+        self.norm, self.mixing = nn.LayerNorm(WIDTH), FeedForward()
+
+    def mix(self, x: Tensor) -> Tensor:
+        first, second = self.scores(x).unbind(-1)
+        x = x + self.table(torch.bucketize(first, torch.linspace(-1, 1, 15).to(x.dtype)))
+        places = (second.sigmoid() * x.shape[1]).long().clamp(0, x.shape[1] - 1)
+        x = x + x.gather(1, places[..., None].expand_as(x))
+        return cast(Tensor, x + self.mixing(self.norm(x)))
+
+
+class Warped(nn.Module):
+    """An image that is read at places which a convolution computes."""
+
+    def __init__(self, mode: str = "bilinear") -> None:
+        super().__init__()
+        self.mode = mode
+        self.conv, self.flow = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 2, 3, padding=1)
+        self.head = nn.Conv2d(8, 3, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.gelu(self.conv(images))
+        places = torch.eye(2, 3)[None].expand(len(x), -1, -1)
+        grid = F.affine_grid(places, list(images.shape), align_corners=False).to(x.dtype)
+        grid = grid + 0.2 * torch.tanh(self.flow(x)).permute(0, 2, 3, 1)
+        read = F.grid_sample(x, grid, mode=self.mode, align_corners=False)
+        return cast(Tensor, self.head(x + read))
 
 
 class MixedPrecision(Plain):

@@ -88,7 +88,7 @@ def reasons(bench: Bench, mode: str, **attributes: Any) -> dict[str, str]:
     [
         ("bf16", {"residual": 1.01}, "the block's input counts 1.01 times"),
         ("fp16", {"residual": 1.001}, "the block's input counts 1.001 times"),
-        ("bf16", {"scale": 1.01 * WIDTH**-0.5}, "counts 1.01 times"),
+        ("bf16", {"scale": 1.01 * WIDTH**-0.5}, "the scores of the softmax are 1.01 times"),
     ],
 )
 def test_a_factor_below_the_rounding_of_16_bits_is_named(

@@ -88,6 +88,43 @@ def test_a_factor_is_red(part: str, factor: float, fmt: str, tmp_path: Path) -> 
         assert "times what FP32 code makes" in faults[site]
 
 
+def at(place: tuple[Any, ...], factor: float) -> Cast:
+    """Multiply a part of a gradient."""
+
+    def changed(gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        gradient[place] *= factor
+        return gradient
+
+    return changed
+
+
+@share(4)
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize(
+    ("of_weight", "inner", "words"),
+    [
+        (at((..., 5), -1), same, "its gradient is, in row 5 of 64, -1"),
+        (at((..., 5), 1.1), same, "its gradient is, in row 5 of 64, 1.1 times"),
+        (at((..., 7, slice(None)), -1), same, r"its gradient counts 2 of 64 tokens \(7, 39\) -"),
+        (
+            same,
+            at((..., 7, slice(None)), 0),
+            r"of the input is, in 2 of 64 tokens \(7, 39\), 0 times",
+        ),
+        (same, at((..., 7, slice(None)), 1.05), r"in 2 of 64 tokens \(7, 39\), 1.05 times"),
+        (same, at((..., 5), 0), "of the input counts output channel 5 of 64 -?0"),
+        (same, lambda g: g.roll(1, -2), "the gradient of the input stands one row later than"),
+    ],
+    ids=["row", "scaled row", "token", "lost token", "scaled token", "term", "late"],
+)
+def test_a_part_of_a_gradient_is_named(
+    of_weight: Cast, inner: Cast, words: str, fmt: str, tmp_path: Path
+) -> None:
+    faults = red(tmp_path, fmt, trained(fmt, of_weight, inner))
+    assert [fault for fault in faults.values() if re.search(words, fault)], faults
+
+
 @always
 def test_a_kernel_without_straight_through_gradients_has_no_factor(tmp_path: Path) -> None:
     assert red(tmp_path, "int8", None) == {}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from qgate.gate import Policy
 from qgate.gate.measuring.bench import Bench
@@ -19,6 +21,9 @@ from tests.campaigns.mutants.bed import SUITE
 from tests.gate.own_kernels import FORMATS, Cast, own_model, product_of
 from tests.gate.right_own_models import sites_of
 from tests.gate.wrong_own_kernels import WRONG, OwnFault
+from tests.kernel_checks.unseen_code import attention, gate, hidden, norm
+from tests.kernel_checks.unseen_faults import model_with
+from tests.kernel_checks.unseen_products import UnseenFault
 from tests.shares import proof, share, slow_file
 
 pytestmark = slow_file
@@ -145,3 +150,39 @@ def test_a_fault_at_inputs_that_no_sample_has_is_red(
 ) -> None:
     first = causes(gates_of(own_model(fmt, product_of(fmt, cast)), tmp_path), layers=1)[0]
     assert re.search(f"^layers.0.attention.q_proj:output .*is wrong for inputs .*{words}", first)
+
+
+def _cut_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attention(q, k, v.clamp(-30, 30))
+
+
+def _without_maximum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden(q, k), -torch.inf).exp()
+    return scores / scores.sum(-1, keepdim=True) @ v
+
+
+@share(4)
+@pytest.mark.parametrize("fmt", ["int8", "w4"])
+@pytest.mark.parametrize(
+    ("part", "code", "words"),
+    [
+        ("norm", lambda x, w: norm(x.clamp(-60, 60), w), "norm1:output .*massive values"),
+        ("norm", lambda x, w: norm(x, w).clamp(-7, 7), "norm2:output .*no value is above 7"),
+        ("gate", lambda g, u: gate(g.clamp(max=30), u), "down:input .*saturates"),
+        ("gate", lambda g, u: gate(g, u).clamp(-65504, 65504), "down:input .*above 6.55e.04"),
+        ("attention", _cut_values, "o_proj:input .*massive values"),
+        ("attention", _without_maximum, "o_proj:input .*not finite"),
+        ("product", lambda x, w, b: linear(x, w, b).clamp(-65504, 65504), "q_proj:output .*as large: .*saturates"),
+    ],
+    ids=["norm", "normed", "gate", "float16", "values", "scores", "product"],
+)  # fmt: skip
+def test_own_code_that_cuts_massive_values_is_red(
+    part: str, code: Any, words: str, fmt: str, tmp_path: Path
+) -> None:
+    right = FORMATS[fmt]
+    if part == "product":
+        product = lambda x, w, b: code(right.cast(x), right.of_weight(w), b)  # noqa: E731
+        gated = gates_of(own_model(fmt, product), tmp_path)
+    else:
+        gated = gates_of(model_with(UnseenFault("massive", "", fmt, code, part)), tmp_path)
+    assert re.search(words, causes(gated, layers=1)[0])

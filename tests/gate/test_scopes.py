@@ -12,9 +12,10 @@ from qgate.gate import Limits, Policy, Verdict, failure_text, judge
 from qgate.gate.sessions import record_rows
 from qgate.gate.updating import decide_update
 from qgate.page.runs import representative_error
+from qgate.results.check_views import view_of
 from qgate.results.failure_causes import causes_of_mode, suspect_of
 from qgate.results.limit_kinds import LIMIT_KINDS, LimitKind
-from qgate.results.ranking import binding, times_text, worst_first
+from qgate.results.ranking import binding, worst_first
 from qgate.results.scopes import SCOPES, Scope, Tier, scope_of
 from tests.gate.making import measured
 
@@ -111,6 +112,6 @@ def test_a_kind_of_limit_is_one_literal() -> None:
         assert row["finding"]["fault"] == "is not strict"  # type: ignore[index]
         deciding = binding(worst_first([row])[0])
         assert deciding is not None
-        assert times_text(deciding).endswith("x its limit (strict)")
+        assert view_of(deciding).distance.endswith("x its limit (strict)")
     finally:
         LIMIT_KINDS.remove("strict")

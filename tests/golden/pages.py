@@ -60,8 +60,11 @@ class _Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         told = dict(attrs)
-        if tag in HIDDEN:
+        # The files of pictures are pinned by themselves.
+        if tag in HIDDEN or (told.get("class") == "frame" and not self.hidden):
             self.hidden.append(tag)
+        if self.hidden:
+            return
         if tag in BLOCKS:
             self._end_line()
         if tag in CELLS and self.words:
@@ -90,8 +93,10 @@ class _Page(HTMLParser):
             self.handle_endtag(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if self.hidden and tag == self.hidden[-1]:
-            self.hidden.pop()
+        if self.hidden:
+            if tag == self.hidden[-1]:
+                self.hidden.pop()
+            return
         if tag in BLOCKS or (self.svg and tag in ("text", "title", "g")):
             self._end_line()
         if tag == "svg":

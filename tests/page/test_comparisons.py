@@ -234,7 +234,7 @@ def test_runs_with_nothing_in_common_say_so_first() -> None:
             "2 places that passed in before fail in after, first b (mode)",
             "fail",
         ),
-        ({"a": 1.5e-4, "b": 1e-4}, "1 place got worse, most a (mode, relative_mse 1.5x)", "warn"),
+        ({"a": 1.5e-4, "b": 1e-4}, "1 place got worse, most a (mode, relative_mse +50 %)", "warn"),
         ({"a": 1e-4}, "Nothing got worse; 1 places are gone, 0 new", ""),
         ({"a": 5e-5, "b": 1e-4}, "Nothing got worse, 1 place got better", "good"),
     ],

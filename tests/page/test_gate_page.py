@@ -18,10 +18,10 @@ from qgate.charts.heat import margin_step
 from qgate.charts.palette import HEAT_DARK, HEAT_LIGHT
 from qgate.gate.checks import Check
 from qgate.page import _gates
-from qgate.page._texts import factor, headline, plain_cells, times_cell
-from qgate.page.pages import Section, page, summary_head
+from qgate.page._texts import headline, view_texts
+from qgate.page.pages import HtmlSection, page, summary_head
 from qgate.page.runs import Run, run_of_records
-from qgate.results.ranking import times_text
+from qgate.results.check_views import view_of
 from qgate.results.schema import line
 from tests.page.gate_records import (
     HOSTILE,
@@ -205,7 +205,7 @@ def test_the_command_runs_the_gate_again_as_it_was_run() -> None:
 
 def test_every_gate_has_a_row_and_every_id_is_unique() -> None:
     run = made_run(300, header=made_header(broken={"suites/test_task.py::test_task[x]": "no"}))
-    html = page(run, sections=[Section("compared", "Compared <runs>", "<p>mine</p>")])
+    html = page(run, sections=[HtmlSection("compared", "Compared <runs>", "<p>mine</p>")])
     ids = [tag["id"] for _, tag in Reader(html).tags if tag.get("id")]
     assert len(ids) == len(set(ids))
     assert {gate.anchor for gate in run.gates} <= set(ids)
@@ -260,9 +260,8 @@ def made_check(**changes: Any) -> Check:
 def test_a_change_from_zero_is_one_only_where_there_is_one(
     changes: dict[str, Any], text: str, key: float
 ) -> None:
-    check = made_check(**changes)
-    assert plain_cells(check)[5] == text
-    assert factor(check) == key
+    view = view_texts(made_check(**changes))
+    assert (view.change, view.moved) == (text, key)
 
 
 @pytest.mark.parametrize(
@@ -271,16 +270,16 @@ def test_a_change_from_zero_is_one_only_where_there_is_one(
      (1.004, "1.004"), (1.5, "1.5"), (26.61, "26.6"), (1346.2, "1346")],
 )  # fmt: skip
 def test_what_is_just_over_its_limit_is_said_to_be(times: float, figure: str) -> None:
-    text = times_text({"kind": "budget", "value": 1.0, "times": times})
-    assert text == f"{figure}x its limit (budget)"
-    assert times_cell(made_check(times=times))[0] == f"{figure}×"
+    check = made_check(kind="budget", times=times)
+    assert view_of(vars(check)).distance == f"{figure}x its limit (budget)"
+    assert view_texts(check).far == f"{figure}×"
 
 
 # Names --------------------------------------------------------------------------------------------
 
 
 def test_names_are_text_wherever_they_are() -> None:
-    html = page(hostile_run(), sections=[Section("<x>", HOSTILE[0], "")])
+    html = page(hostile_run(), sections=[HtmlSection("<x>", HOSTILE[0], "")])
     reader = Reader(html)
     assert len(reader.all("script")) == 1
     assert not [a for a in reader.all("a") if not str(a["href"]).startswith("#")]

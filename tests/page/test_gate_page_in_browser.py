@@ -265,7 +265,7 @@ def test_two_runs_are_compared_and_the_view_is_in_the_address(
         page.select_option("select[name=change]", "broke")
         expect(page.locator("#comparison output")).to_have_text("6 of 120 shown")
         assert set(page.locator(shown).all_inner_texts()) == {"broke"}
-        page.click("#compared button:text-is('ratio')")
+        page.click("#compared button:text-is('moved')")
         address = page.url
         assert "table=compared" in address
         assert page.get_attribute("#comparison a.here", "href") == f"#{address.partition('#')[2]}"

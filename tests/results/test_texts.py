@@ -22,10 +22,10 @@ from qgate.results import (
     to_csv,
     worst_first,
 )
+from qgate.results.check_views import view_of
 from qgate.results.ci import github_annotation
-from qgate.results.ranking import figure_texts
 from qgate.results.schema import line, parse
-from qgate.results.summary import GateCounts, change_text, summarize_comparison
+from qgate.results.summary import GateCounts, summarize_comparison
 from qgate.results.table import COLUMNS
 from tests.results.making import header, record
 
@@ -163,7 +163,7 @@ def test_junit_properties_name_site_scope_and_metric() -> None:
         ("qgate layer", "0"),
         (
             "qgate fc1 carried relative_mse",
-            "failed: relative_mse 0.001, limit <= 0.000102, 9.8x its limit (regression)",
+            "failed: relative_mse 1.00e-03, limit <= 1.02e-04, 9.8x its limit (regression)",
         ),
     ]
     assert junit_properties(record(mse=5e-5))[-1][1].startswith("improved: ")
@@ -196,7 +196,7 @@ def test_the_markdown_lists_modes_and_failures_worst_first() -> None:
     assert lines[8].startswith("| tiny 2-1 | 9 | 7 | count (carried) | nonfinite | 2 |")
     assert [row.split(" | ")[0].strip("| ") for row in failures(said)] == WORST[:6]
     assert (
-        "| ten | carried | tiny 2-1 | relative&#95;mse | 0.001 | &#60;= 0.000102 | 9.8x its limit "
+        "| ten | carried | tiny 2-1 | relative&#95;mse | 1.00e-03 | &#60;= 1.02e-04 | 9.8x "
         "(regression) | 10x |"
     ) in lines
     assert "<details><summary>All failures</summary>" in lines
@@ -252,7 +252,7 @@ def test_markdown_stays_below_what_github_takes() -> None:
 def test_annotations_are_for_failures() -> None:
     assert github_annotation(record()) is None
     assert github_annotation(record("fc1", 1e-3)) == (
-        "::error title=qgate tiny 2-1::relative_mse 0.001, limit <= 0.000102, "
+        "::error title=qgate tiny 2-1::relative_mse 1.00e-03, limit <= 1.02e-04, "
         "9.8x its limit (regression) at fc1 (carried, mode 2-1)"
     )
     assert github_annotation(record(checks=[], passed=False, site="fc1")) == (
@@ -287,26 +287,25 @@ def test_the_summary_grades_what_a_mode_carries() -> None:
     ]  # fmt: skip
     (mode,) = Tally(rows).modes
     assert [each.text() for each in mode.carried] == [
-        "MSE 2.0e-02 poor",
+        "MSE 0.02 poor",
         "correlation 0.99987 good",
     ]
-    assert "MSE 2.0e-02 poor, correlation 0.99987 good" in markdown_summary(rows)
+    assert "MSE 0.02 poor, correlation 0.99987 good" in markdown_summary(rows)
     assert Tally([record("a")]).modes[0].carried == ()
 
 
 def test_changes_are_told_as_people_say_them() -> None:
     def change(value: float, accepted: float, **more: Any) -> str:
-        return change_text(
-            summarize_comparison(record("a", value, accepted={"relative_mse": accepted}, **more))
-        )
+        made = record("a", value, accepted={"relative_mse": accepted}, **more)
+        return summarize_comparison(made).view.change
 
     assert change(1.26e-4, 1e-4) == "+26 %"
     assert change(9.9e-5, 1e-4) == "-1 %"
     assert change(2.7e-3, 1e-4) == "27x"
     assert change(1e-5, 1e-4) == "0.1x"
-    assert change(1e-4, 1e-4) == "0 %"
+    assert change(1e-4, 1e-4) == "same"
     assert change(1e-4, 0.0) == "from 0"
-    assert change(math.nan, 1e-4) == ""
+    assert change(math.nan, 1e-4) == "-"
 
 
 def test_a_formula_stays_text_in_the_table(tmp_path: Path) -> None:
@@ -327,12 +326,30 @@ def test_a_formula_stays_text_in_the_table(tmp_path: Path) -> None:
 
 def test_value_and_limit_differ_in_every_text() -> None:
     near = record("near", 1.0200001e-4)
-    value, limit = figure_texts(near["checks"][0])
-    assert value != limit
-    assert value in markdown_summary([near])
-    assert f"{near['checks'][0]['metric']} {value}, limit <= {limit}" in str(
-        github_annotation(near)
-    )
+    view = view_of(near["checks"][0])
+    assert view.now != view.most
+    assert view.now in markdown_summary([near])
+    assert f"{view.metric} {view.now}, limit {view.limit}" in str(github_annotation(near))
+
+
+def test_one_view_has_the_texts_of_a_check() -> None:
+    check = {
+        "metric": "log2_mean", "kind": "regression", "value": -3.5, "side": "<=", "bound": -4.0,
+        "against": -4.5, "times": 2.0, "passed": False, "improved": False,
+    }  # fmt: skip
+    view = view_of(check)
+    assert view.text() == "log2_mean -3.5, limit <= -4, 2x its limit (regression)"
+    assert (view.against, view.change, view.how_far) == ("-4.5", "2x", "2x (regression)")
+    lost = view_of({**check, "value": None, "times": None})
+    assert lost.text() == "log2_mean not finite, limit <= -4"
+    assert (lost.far, lost.distance, lost.change, lost.times) == ("-", "not finite", "-", math.inf)
+    unexplained = view_of({**check, "kind": "budget", "bound": None, "times": math.inf})
+    assert unexplained.text() == "log2_mean -3.5, budget"
+    named = view_of({**check, "text": "int8", "accepted_text": "int4", "side": "=="})
+    assert (named.now, named.limit, named.against) == ("int8", "== int4", "int4")
+    assert view_of(None).text() == "nothing compared"
+    ideal = {"kind": "budget", "value": 2e-4, "bound": 1.1e-4, "against": 1e-4, "allowed": 0.5}
+    assert view_of({**check, "metric": "relative_mse", **ideal}).change == "3.1 dB"
 
 
 def test_an_expected_failure_counts_neither_way() -> None:

@@ -89,7 +89,7 @@ def test_of_many_tensors_the_worst_are_pictured() -> None:
     assert "Of the 60 worst of 100 tensors" in text
     assert text.count("class='curves'") == 60, "a row for each tensor"
     assert text.count("<tr>") == 2 * 101, "of the sweeps, and of every metric"
-    assert text.index("t000.pt</a>") < text.index("t099.pt</a>")
+    assert text.index("t000.<wbr>pt</a>") < text.index("t099.<wbr>pt</a>")
 
 
 def test_values_beside_nan_give_no_advice_and_do_not_lead() -> None:
@@ -111,13 +111,13 @@ def test_values_beside_nan_give_no_advice_and_do_not_lead() -> None:
 def test_without_a_failure_the_page_leads_with_the_scale_to_use() -> None:
     first = entry(1, gap_db=-1.25, exponent=-9.0)
     assert headline([first], [("t001.pt", None)]) == (
-        f"t001.pt: use 2^-9 for {first['format']}: SQNR {first['sqnr_db']:.2f} dB",
+        f"Use 2^-9 for {first['format']}: SQNR {first['sqnr_db']:.2f} dB, in t001.pt",
         "",
     )
     entries = [first, entry(2, sqnr_db=3.0, rest_db=3.0, exponent=5.0)]
     results = [(each["tensor"], None) for each in entries]
     assert headline(entries, results) == (
-        f"use 2^-9 to 2^5 for {first['format']}: SQNR lowest in t002.pt, 3.00 dB",
+        f"Use 2^-9 to 2^5 for {first['format']}: SQNR lowest in t002.pt, 3.00 dB",
         "",
     )
     assert headline([entry(1, severe=True, overflow=0.2)], results)[1] == "warn"
@@ -151,7 +151,7 @@ def test_no_format_is_advised_that_is_best_for_few() -> None:
     ]
     results = [(each["tensor"], None) for each in entries]
     assert headline(entries, results)[0] == (
-        "no format is best for most of 2 tensors: of 8 bits int8 in 1 and fp8_e4m3 in 1; of 4 bits "
+        "No format is best for most of 2 tensors: of 8 bits int8 in 1 and fp8_e4m3 in 1; of 4 bits "
         "mxfp4_e2m1, in 2"
     )
 

@@ -26,8 +26,8 @@ from qgate.activation_stats.reading import (
 )
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
 from qgate.charts.figure import dress
-from qgate.charts.palette import BLACK, COLORS
-from qgate.charts.sheet import Sheet, log_axis, note, patch, plain, signed_log
+from qgate.charts.palette import COLORS
+from qgate.charts.sheet import Sheet, log_axis, note, patch, plain, quartile_boxes, signed_log
 from qgate.summaries.reading import figure_of, worst
 from qgate.text import brief, counted
 
@@ -60,13 +60,8 @@ def draw_boxes(record: ActivationsRecord, pattern: str, options: ReportOptions) 
     page, all_axes = group_sheet(groups, title)
     for axes, group in zip(all_axes, groups, strict=True):
         cuts = [layer["portrait"]["quantiles"] for layer in group.layers]
-        boxes = axes.bxp(
-            [{part: q.get(p, q["0.5"]) for part, p in _CUTS.items()} for q in cuts],
-            positions=group.ticks, widths=0.62, showfliers=False, patch_artist=True,
-            manage_ticks=False, medianprops={"color": BLACK, "linewidth": 1.2},
-        )  # fmt: skip
-        for box in boxes["boxes"]:
-            box.set(facecolor=_BLUE, alpha=0.6)
+        quartiles = [{part: q.get(p, q["0.5"]) for part, p in _CUTS.items()} for q in cuts]
+        quartile_boxes(axes, quartiles, group.ticks, [_BLUE] * len(cuts), vertical=True)
         for end in ("0", "1"):
             ends = [q[end] for q in cuts]
             axes.plot(group.ticks, ends, ".", color=COLORS[1], markersize=5, clip_on=False)
@@ -82,7 +77,7 @@ def draw_boxes(record: ActivationsRecord, pattern: str, options: ReportOptions) 
     if more:
         note(all_axes[-1], more)
     entries = {
-        "quartiles, whiskers to 0.1 % and 99.9 %": patch(_BLUE, alpha=0.6),
+        "quartiles, whiskers to 0.1 % and 99.9 %": patch(_BLUE, alpha=0.75),
         "smallest and largest value": mark(".", COLORS[1]),
     }
     return key(page, entries, options.show_legend)

@@ -34,7 +34,7 @@ from qgate.activation_stats.record import (
     Smoothed,
 )
 from qgate.charts.figure import SMALL, dress
-from qgate.charts.palette import BLACK, COLORS, GRAY, PALE, WARN, WHITE
+from qgate.charts.palette import COLORS, GRAY, ON_PALE, PALE, WARN, WHITE
 from qgate.charts.shapes import cell_map
 from qgate.charts.sheet import (
     MARKERS,
@@ -142,7 +142,7 @@ def _write(axes: Axes, cells: Cells, dark: float) -> None:
             if loss is not None:
                 figures = (loss.sqnr_db, loss.rest_db) if loss.differs else (loss.sqnr_db,)
                 words = dict.fromkeys("exact" if db == math.inf else f"{db:.0f}" for db in figures)
-                color = WHITE if loss.worse < dark else BLACK
+                color = WHITE if loss.worse < dark else ON_PALE
                 axes.text(
                     x, y, "/".join(words), ha="center", va="center", fontsize=SMALL, color=color
                 )

@@ -19,8 +19,9 @@ from qgate.activation_stats.reading import (
     worth_naming,
 )
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
-from qgate.charts.figure import LABEL, TICK, dress
+from qgate.charts.figure import LABEL, dress
 from qgate.charts.palette import COLORS, GRAY, PALE, WARN
+from qgate.charts.shapes import bars
 from qgate.charts.sheet import (
     Sheet,
     height_for,
@@ -119,11 +120,10 @@ def _count_bars(
     if uncommon:
         rows.append((f"{len(counts) - len(common)} {other_values}", uncommon, GRAY))
     values = [count for _, count, _ in rows]
-    axes.barh(range(len(rows)), values, height=0.72, color=[color for *_, color in rows])
+    shares = [f" ({percent(count / counts.total())})" if share else "" for count in values]
+    texts = [f"{count:,}{part}" for count, part in zip(values, shares, strict=True)]
+    bars(axes, values, texts, [color for *_, color in rows])
     name_rows(axes, [words for words, *_ in rows])
-    for row, count in enumerate(values):
-        part = f" ({percent(count / counts.total())})" if share else ""
-        axes.text(count, row, f" {count:,}{part}", va="center", fontsize=TICK)
     axes.set_xlim(0, max(values) * (1.2 if share else 1.12))
     about = "" if share else " (␣ is a space, ↵ a line end)"
     dress(axes, x=f"outlier tokens, of all samples and layers{about}", grid="x")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ from qgate.activation_stats.record import ActivationsRecord
 from qgate.charts.figure import render_image, save
 from qgate.charts.sheet import Sheet
 
-_PAGE_DPI, _PAGE_WIDTH = 100, 1300
 _COUNT = "Outlier tokens of each layer, by quant-smooth-ana's rule."
 _CHANNEL = "Channels that stand out, and single massive activations."
 
@@ -52,29 +50,13 @@ class ActivationPicture:
         with np.errstate(all="ignore"):
             return self.build()
 
-    def write(
-        self, sheet: Sheet, paths: list[Path], *, dpi: int, page: bool
-    ) -> tuple[bytes, int, int]:
-        """Write the files, and return a smaller PNG with its size if there is a page."""
+    def write(self, sheet: Sheet, paths: list[Path], *, dpi: int) -> None:
+        """Write the files of a drawn picture."""
         image = None
         for path in paths:
             if path.suffix == ".png" and image is None:
                 image = render_image(sheet.figure, dpi)
             save(sheet.figure, path, dpi=dpi, image=image)
-        if not page:
-            return b"", 0, 0
-        if image is None or not 90 <= dpi <= 400:
-            image = render_image(sheet.figure, _PAGE_DPI)
-        from PIL import Image
-
-        # At most so wide and in few colors: a page has dozens of them.
-        if image.width > _PAGE_WIDTH:
-            height = round(image.height * _PAGE_WIDTH / image.width)
-            image = image.resize((_PAGE_WIDTH, height), Image.Resampling.HAMMING)
-        data = io.BytesIO()
-        few = image.quantize(192, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-        few.save(data, format="png")
-        return data.getvalue(), image.width, image.height
 
 
 def pictures(record: ActivationsRecord, options: ReportOptions) -> list[ActivationPicture]:

@@ -67,7 +67,7 @@ def _layer_map(
     if columns <= _MOST_WRITTEN and rows <= 30:
         shapes.write_cells(
             axes, cells, text,
-            lambda value: value <= 0 or float(np.ma.filled(norm(value), 1.0)) >= 0.55,
+            lambda value: value <= 0 or float(np.ma.filled(norm(value), 1.0)) >= 0.55, is_log=True,
         )  # fmt: skip
     unknown = "layer (none: modules outside layers)" if None in layers else "layer"
     axes.set_xlabel(unknown, fontsize=LABEL)

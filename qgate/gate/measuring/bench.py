@@ -112,7 +112,7 @@ class Bench(LoadedModel):
             rows += self._blocks("local", local, reference, outer)
         rows += self._blocks("carried", carried, reference, layers)
         rows += self._outputs(carried, reference)
-        rows += static_rows(quantized.plan, self._places) + self._isolated(segments)
+        rows += static_rows(quantized.plan, self._places) + self._isolated(quantized, segments)
         base = self.model.in_basis(quantized.model.basis)
         if mixtures_of(base.module):
             rows += late.expert_rows.expert_rows(quantized, base, meant, self._places)
@@ -254,7 +254,7 @@ class Bench(LoadedModel):
         if quantized.mode.name not in self._segments:
             base = self.model.in_basis(quantized.model.basis)
             view = view_of(quantized, base, self.meant_of(quantized))
-            noise = {} if quantized.mode.own else self._noise.among_massive(base)
+            noise = self._noise.among_massive(base) if view.ports else {}
             segments = Segments(quantized.model, base, view, quantized.mode.own, noise)
             self._segments[quantized.mode.name] = segments
             segments.probe(several(self.model.inputs), self.long_row(quantized.mode))
@@ -264,11 +264,16 @@ class Bench(LoadedModel):
         """Return the places of a mode without an isolated error, each with the reason."""
         return self.segments(self.quantized(mode)).left_out
 
-    def _isolated(self, segments: Segments) -> list[Measured]:
+    def _isolated(self, quantized: Quantized, segments: Segments) -> list[Measured]:
         noise = self._noise.of(segments.base) if segments.errors else {}
         rows = segment_rows(segments, noise, self._places)
-        samples = several(self.model.inputs)
-        return late.half_code.with_half(rows, segments, samples) if segments.is_half else rows
+        if not segments.is_half:
+            return rows
+        inputs, mode, differing = self.model.inputs, quantized.mode, None
+        if mode.dtype is not None and not mode.own:
+            long = self.long_row(mode)
+            rows, differing = late.half_twins.with_twin(rows, quantized, segments, inputs, long)
+        return late.half_code.with_half(rows, segments, several(inputs), differing)
 
     def _blocks(
         self, scope: str, actual: Capture, reference: Capture, layers: Sequence[str]

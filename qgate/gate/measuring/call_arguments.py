@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qgate.hooks.module_hooks import ModuleHooks
 from qgate.models import Model, Site
-from qgate.models.experts import chooses
+from qgate.models.experts import makes_integers
 from qgate.models.rows import map_tensors
 
 
@@ -62,7 +62,7 @@ def computed_tables(model: Model, modules: Collection[str]) -> list[str]:
     tables = [
         name for name in modules if isinstance(model.module.get_submodule(name), nn.Embedding)
     ]
-    return tables if tables and chooses(model.module) else []
+    return tables if tables and makes_integers(model.module) else []
 
 
 def arguments_of(model: Model, modules: Collection[str], sample: Any) -> dict[str, CallArguments]:

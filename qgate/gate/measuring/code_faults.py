@@ -14,15 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from qgate.errors import QgateError
 from qgate.expected.distances import relative_error
+from qgate.expected.intermediates import HALVES
 from qgate.gate.measuring.call_arguments import CallArguments, anew, arguments_of
 from qgate.gate.measuring.segment_rows import IS_PLACE, SAYS_NOTHING
 from qgate.gate.measuring.segment_views import SegmentView, TakenTensors
 from qgate.hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
 from qgate.kernel_checks.explained import CodeCall, floating_state
+from qgate.kernel_checks.subject import KernelRefusal
 from qgate.models import Model, Site
 from qgate.models.model import first_tensor
+from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import cut_sample, fullest_row, map_tensors
 
 Parameters = Mapping[str, Tensor]
@@ -32,7 +36,6 @@ FEW_TOKENS = 24
 """Tokens of the sample that code is run with."""
 _ROUNDINGS = 16.0
 """Times the rounding of a dtype that two results of the same code may be apart."""
-_ARITHMETICS = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 BLOCK_INPUT = "the block's input"
 
 
@@ -132,6 +135,7 @@ class CodeBefore:
     """The code before a site with the tensors of a run, beside the reference's code.
 
     call       both, as functions of the tensors and parameters that they read
+    wide       the same in float32, for code in 16 bits: its faults without its roundings
     sources    number of those that are tensors of sites, which come first
     elsewhere  tensors of other sites of the block, by name
     """
@@ -140,14 +144,39 @@ class CodeBefore:
     sources: int
     elsewhere: Mapping[str, Tensor]
     end: Site | None
+    wide: CodeCall | None = None
 
     @torch.no_grad()
     def fault(self) -> str:
         """Say what the code does wrong; empty if nothing, or nothing that can be told."""
         result = self.call.code(*self.call.arguments)
-        words = self._other_source(result) or self.call.fault()
+        words = self._other_source(result) or self._drawn(result)
+        if not words and (words := self.call.fault()) and self.wide:
+            words = self._plain_fault(result.dtype, words)
         words = _in_terms_of_site(words, self.end, result)
         return re.sub(r" \(declare arithmetic=.*\)", "", words)
+
+    def _drawn(self, result: Tensor) -> str:
+        """Say that the code gives something else when it runs again; empty if it does not."""
+        second_result = self.call.code(*self.call.arguments)
+        error = relative_error(second_result.float(), result.float())
+        if not error > (_ROUNDINGS * torch.finfo(result.dtype).eps) ** 2:
+            return ""
+        return "it gives other values when it runs again: it draws random numbers, or keeps a state"
+
+    def _plain_fault(self, dtype: torch.dtype, words: str) -> str:
+        """Return better words for a fault of code in 16 bits: those of the code in float32.
+
+        What it rounds to its own dtype is no fault.
+        """
+        assert self.wide is not None
+        try:
+            plain = self.wide.fault()
+        except (QgateError, KernelRefusal, *LENGTH_REFUSALS):
+            return words
+        own = f"{dtype}".removeprefix("torch.")
+        is_open = re.search(f"{SAYS_NOTHING}|{IS_PLACE}|rounded to {own}|errors look like", plain)
+        return words if not plain or is_open else plain
 
     def _other_source(self, result: Tensor) -> str:
         """Name a tensor of the block that is read in the place of another, or two that are."""
@@ -210,7 +239,7 @@ def code_before(actual: Model, base: Model, view: SegmentView, name: str) -> Cod
         first_name = first_names[id(tensor)]  # a head may be the embedding
         if first_name in parameters:
             parameters[name] = parameters[first_name]
-    if any("parametrizations." in name for name in parameters):
+    if any(map(_is_normed, parameters)):
         return None  # at other shapes torch's own code of such a weight ends the process
     for owner, quantized in view.weights.items():  # as the run reads them
         if _is_inside(owner, block):
@@ -242,15 +271,26 @@ def code_before(actual: Model, base: Model, view: SegmentView, name: str) -> Cod
     def within(site: Site) -> str:
         return BLOCK_INPUT if site.module == block else site.name.removeprefix(f"{block}.")
 
-    arithmetic = _ARITHMETICS.get(next((x.dtype for x in run_tensors), torch.float32), "float32")
     titles = [*map(within, sites), *names]
     elsewhere = {
         within(site): tensors[0]
         for site in sources
         if site not in sites and site.port == "output" and (tensors := forwarded[site.name])
     }
-    call_of_code = CodeCall(values, titles, code, like, {}, arithmetic=arithmetic)
-    return CodeBefore(call_of_code, len(sites), elsewhere, end)
+    state = floating_state(actual.module.get_submodule(block))
+    float_state = {name: value.float() for name, value in state.items()}
+
+    def in_float32(*given: Tensor) -> Tensor:
+        return own([tensor.float() for tensor in given[: len(sites)]], float_state)
+
+    is_half = any(tensor.dtype in HALVES for tensor in run_tensors)
+    return CodeBefore(
+        CodeCall(values, titles, code, like, {}),
+        len(sites),
+        elsewhere,
+        end,
+        CodeCall(values, titles, in_float32, like, {}) if is_half else None,
+    )
 
 
 def name_of(words: str) -> str:
@@ -270,6 +310,11 @@ def _block_around(base: Model, end: Site) -> str:
     while parent and isinstance(base.module.get_submodule(parent), nn.ModuleList | nn.ModuleDict):
         parent = parent.rpartition(".")[0]  # nothing calls it
     return "" if any(name.startswith(f"{parent}.") for name in base.layers) else parent
+
+
+def _is_normed(parameter: str) -> bool:
+    """Tell if torch computes a weight of a parameter, as its norms of weights do."""
+    return "parametrizations." in parameter or parameter.endswith(("weight_g", "weight_v"))
 
 
 def _keep_result(returned: dict[str, object], layer: str, *called: Any) -> None:

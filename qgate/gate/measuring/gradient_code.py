@@ -67,6 +67,9 @@ that dtype, and 12 % of a sum over 1,000 tokens were lost."""
 
 _LOSS_SCALE = 2.0**8
 """Keeps gradients in float16 above its smallest numbers, as training does."""
+_TWIN_ROUNDINGS = 3.0
+"""Roundings by which a row may be off that of the reference's code in the same dtype: gradients of
+several readers are added in another order."""
 _OTHER: Any = object()
 """In place of a gradient: code that the run has otherwise depends on the tensor."""
 _LEAST_FACTOR = 1e-3
@@ -78,6 +81,7 @@ _MOST = 0.5
 _SIGMAS, _LEAST_ROWS = 6.0, 32
 """Times its noise that such a factor has, over at least so many rows."""
 OF_CODE = "FP32 code makes of the gradients behind it"
+OF_TWIN = "is not what the reference's code in {} makes of the gradients behind it"
 
 
 def gradient_noise(base: Model, sample: Any, name: str, is_half: bool) -> dict[str, float]:
@@ -141,6 +145,33 @@ def gradient_faults(
     yield from gradients.passes_on.items()
 
 
+def twin_faults(
+    twin: SegmentGradients,
+    known: Mapping[str, str],
+    right: Callable[[], SegmentGradients],
+    dtype: str,
+) -> Iterator[tuple[str, str]]:
+    """Yield faults of gradients in 16 bits, given those that FP32 code finds.
+
+    What the reference's own code makes in that dtype, to the last bit, is right. Where sums in
+    another order have other bits, they have them in a run of that code, too.
+
+    right   gradients of such a run
+    """
+    for site, errors in twin.errors.items():
+        error = errors.worst.error
+        if not error > 0 and not math.isnan(error):
+            continue
+        limit = (_TWIN_ROUNDINGS * errors.unit) ** 2
+        of_right = right().errors.get(site) if error <= limit else None
+        if site in known:
+            yield site, known[site]
+        elif not error <= limit or (of_right is not None and of_right.worst.error == 0):
+            words = _pattern(errors, min(limit, error / 2), site in twin.parameters)
+            yield site, f"{OF_TWIN.format(dtype)}: {words}"
+    yield from ((site, words) for site, words in known.items() if site not in twin.errors)
+
+
 def _are_of_right_code(errors: SiteError, site: str, right: SegmentGradients | None) -> bool:
     """Tell if errors in 16 bits are those of right code, which rounds as this one does.
 
@@ -195,7 +226,8 @@ class GradientCode:
         segments = Segments(quantized.model, base, view)
         gradients = SegmentGradients(segments, quantized.plan.quantizers())
         sample, name = self.model.inputs[0], "sample 0"
-        gradients.compare(sample, name, take_gradients(segments, sample))
+        first = (sample, name, take_gradients(segments, sample))
+        gradients.compare(*first)
         probe, probe_name = next(probes(several(self.model.inputs)))
         fault: tuple[str, str] | None = None
         recomputed: tuple[str, str] | None = None
@@ -229,6 +261,22 @@ class GradientCode:
         faults = dict(
             [fault] if fault else gradient_faults(gradients, self._noise[key], of_right_code)
         )
+        dtype = quantized.mode.dtype
+        if dtype is not None and not quantized.mode.own and base.device.type == "cpu" and not fault:
+            passes = [first, *([(sample, name, run)] if sample is probe else [])]
+            twin_model = apply(quantized.mode, base).model
+            beside = Segments(quantized.model, twin_model, replace(view, weights={}))
+            twin = gradients_of(beside, passes)
+
+            @functools.cache
+            def of_twin() -> SegmentGradients:
+                alone = replace(beside, model=twin_model, errors={})
+                return gradients_of(
+                    alone, [(*pair, take_gradients(alone, pair[0])) for pair in runs]
+                )
+
+            if not twin.is_other_code:  # which may round otherwise on the way back, too
+                faults = dict(twin_faults(twin, faults, of_twin, dtype))
         if recomputed and not faults:
             faults[recomputed[0]] = recomputed[1]
         figures: dict[str, list[Conformance]] = defaultdict(list)
@@ -262,10 +310,7 @@ class GradientCode:
             return None
         quantized = apply(modes[0], self.model)
         segments = Segments(quantized.model, base, view_of(quantized, base, quantized))
-        gradients = SegmentGradients(segments)
-        for sample, name in runs:
-            gradients.compare(sample, name, take_gradients(segments, sample))
-        return gradients
+        return gradients_of(segments, [(*run, take_gradients(segments, run[0])) for run in runs])
 
     def _row_of(self, site: str, rows: Sequence[Measured]) -> str:
         """Return the row that a site is told with: its own, that of its layer, or the last one."""
@@ -305,6 +350,16 @@ class _Tap(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         ctx.keep(gradients[0].detach())
         return gradients[0], None
+
+
+def gradients_of(
+    segments: Segments, passes: Sequence[tuple[Any, str, GradientPass]]
+) -> SegmentGradients:
+    """Hold passes of a run, each a sample with its name and gradients, at the reference's code."""
+    gradients = SegmentGradients(segments)
+    for sample, name, run in passes:
+        gradients.compare(sample, name, run)
+    return gradients
 
 
 def take_gradients(segments: Segments, sample: Any) -> GradientPass:
@@ -406,6 +461,7 @@ class SegmentGradients:
     parameters   the gradients among them that are of parameters
     vectors      those among these with one dimension
     half         the dtype of 16 bits that some of them have
+    is_other_code  True if results have other bits than the reference's, too
     """
 
     segments: Segments
@@ -415,6 +471,7 @@ class SegmentGradients:
     parameters: set[str] = field(default_factory=set)
     vectors: set[str] = field(default_factory=set)
     half: torch.dtype | None = None
+    is_other_code: bool = False
 
     def __post_init__(self) -> None:
         self.base, self.view = self.segments.base, self.segments.view
@@ -442,6 +499,7 @@ class SegmentGradients:
         with torch.enable_grad(), swapped(module, weights), taps, self.segments.routers.follow():
             outputs = self.base.outputs(sample)
         replay.others += self.segments.routers.replaced
+        self.is_other_code |= replay.is_other_code
         for output, of_output in run.outputs.items():
             right = outputs.get(output, of_output)  # which takes no gradient
             check_alike(self.base, output, [of_output], [right])
@@ -577,6 +635,7 @@ class _Replay:
     leaves   by site and call, the tensors that segments begin with
     ends     those that they end with, with the run's gradients
     others   those that the run makes by code of its own
+    is_other_code  True if the run has other bits at a site than the reference makes of its tensors
     """
 
     def __init__(self, run: GradientPass, silent: Collection[str]) -> None:
@@ -584,6 +643,7 @@ class _Replay:
         self.ends: list[tuple[Tensor, Tensor]] = []
         self._run, self._silent = run, silent
         self.others: list[Tensor] = []
+        self.is_other_code = False
         self._calls: dict[str, int] = {}
 
     def take(self, site: Site, tensor: Tensor) -> Tensor | None:
@@ -593,6 +653,8 @@ class _Replay:
         if index >= len(forwarded) or forwarded[index].numel() != tensor.numel():
             self.others.append(tensor)
             return None
+        of_run = self._run.passed.actual[site.name][index]
+        self.is_other_code |= not torch.equal(tensor, of_run.reshape(tensor.shape))
         gradient = self._run.of_ends[site.name][index]
         if site.name in self._silent:
             self.others.append(tensor)

@@ -16,7 +16,7 @@ import functools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -70,14 +70,22 @@ _MOST_OUTSIDE = 40
 """Sites outside of blocks that are moved one at a time."""
 
 
-def with_half(rows: Sequence[Measured], segments: Segments, sample: Any) -> list[Measured]:
+def with_half(
+    rows: Sequence[Measured],
+    segments: Segments,
+    sample: Any,
+    differing: Collection[str] | None = None,
+) -> list[Measured]:
     """Return isolated errors; those of wrong code in 16 bits say what is wrong there.
+
+    Where the reference's code gives the same bits in that dtype, nothing is wrong: only `differing`
+    sites are looked at, if they are known.
 
     In a mode of qgate's own every tensor that code reads may have a factor; code of one's own may
     round in another order, and is held module by module.
     """
     if not segments.is_own:
-        return with_gains(rows, segments, sample)
+        return with_gains(rows, segments, sample, differing)
     open_rows = {row.site: row for row in rows if not (row.why or {}).get("isolated")}
     try:
         faults = dict(half_faults(segments.model, segments.base, open_rows))
@@ -211,9 +219,18 @@ class Gain:
         return self.size * self.size * self.energy
 
 
-def with_gains(rows: Sequence[Measured], segments: Segments, sample: Any) -> list[Measured]:
+def with_gains(
+    rows: Sequence[Measured],
+    segments: Segments,
+    sample: Any,
+    differing: Collection[str] | None = None,
+) -> list[Measured]:
     """Return isolated errors; sites whose code has a factor that it should not have say so."""
+    if differing is not None and not differing:
+        return [*rows]
     faults = gain_faults(segments, sample)
+    if differing is not None:
+        faults = {site: words for site, words in faults.items() if site in differing}
     return [
         replace(row, why={**(row.why or {}), "isolated": faults[row.site]})
         if row.site in faults and not (row.why or {}).get("isolated")
@@ -291,12 +308,8 @@ def gains(segments: Segments, sample: Any) -> dict[str, list[Gain]]:
 def _add_products(
     segments: Segments, sample: Any, products: Mapping[str, dict[str, list[Products]]]
 ) -> None:
-    recorder = TakenTensors(copies=True)
-    with segments.routers.record(), recorder.watch(segments.model.module, segments.view.ports):
-        outputs = segments.model.outputs(sample)
-    passed = segments.view.read(recorder.tensors)
-    passed = replace(passed, actual={**passed.actual, **{k: [v] for k, v in outputs.items()}})
-    right = _replayed(segments, passed, sample)
+    passed = taken(segments, sample)
+    right = replayed(segments, passed, sample)
 
     def add(site: str, source: str, moved: Sequence[Tensor]) -> None:
         sides = zip(passed.actual[site], right[site], moved, strict=True)
@@ -308,11 +321,20 @@ def _add_products(
     for site, tensors in right.items():
         add(site, _RESULT, [tensor * (1 + _STEP) for tensor in tensors])
     for group in _alike(segments, passed):
-        for site, moved in _replayed(segments, passed, sample, group).items():
+        for site, moved in replayed(segments, passed, sample, group).items():
             if not all(map(torch.equal, moved, right[site])):
                 add(
                     site, next((s for s in group if block_of(s) == block_of(site)), group[0]), moved
                 )
+
+
+def taken(segments: Segments, sample: Any) -> Passed:
+    """Run the model under test, and return what passes its sites, with what it returns."""
+    recorder = TakenTensors(copies=True)
+    with segments.routers.record(), recorder.watch(segments.model.module, segments.view.ports):
+        outputs = segments.model.outputs(sample)
+    passed = segments.view.read(recorder.tensors)
+    return replace(passed, actual={**passed.actual, **{k: [v] for k, v in outputs.items()}})
 
 
 def _alike(segments: Segments, passed: Passed) -> list[list[str]]:
@@ -336,7 +358,7 @@ def _alike(segments: Segments, passed: Passed) -> list[list[str]]:
     return [*groups.values()]
 
 
-def _replayed(
+def replayed(
     segments: Segments, passed: Passed, sample: Any, moved: Sequence[str] = ()
 ) -> dict[str, list[Tensor]]:
     """Return what the reference's code makes at each site of the run's tensors, some moved."""

@@ -29,18 +29,23 @@ _LARGE = {torch.float16: 2.0**4}
 """Factor of large values, by dtype; in the others sums of larger ones do not overflow."""
 
 
-def hard_rows(rows: Tensor, large: float = 2.0**12) -> Iterator[tuple[str, Tensor]]:
-    """List hard inputs that are made from rows of a tensor, each with a name."""
-    large = _LARGE.get(rows.dtype, large)
+def hard_rows(
+    rows: Tensor, large: float = 2.0**18, small: float = 2.0**12
+) -> Iterator[tuple[str, Tensor]]:
+    """List hard inputs that are made from rows of a tensor, each with a name.
+
+    Scales in float16 hold values that are so much larger, and so much smaller.
+    """
+    large, small = (_LARGE.get(rows.dtype, factor) for factor in (large, small))
     half = torch.arange(len(rows), device=rows.device).unsqueeze(1) % 2 == 0
     yield "with rows of zeros", rows.where(half, 0.0)
     yield f"{large:,.0f} times as large", rows * large
-    yield f"{large:,.0f} times smaller", rows / large
+    yield f"{small:,.0f} times smaller", rows / small
     channel = torch.arange(rows.shape[1], device=rows.device) == min(3, rows.shape[1] - 1)
     yield "with one large channel", rows.where(~channel, rows * (large / 4))
     yield (
         "with rows of very different sizes",
-        rows * torch.where(half, large, 1 / large).to(rows.dtype),
+        rows * torch.where(half, large, 1 / small).to(rows.dtype),
     )
 
 

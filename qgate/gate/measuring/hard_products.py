@@ -105,7 +105,7 @@ def _hard_calls(arguments: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
         return [values if k == position else value for k, value in enumerate(call_values)]
 
     rows = few.reshape(-1, few.shape[-1])
-    for words, hard in hard_rows(rows, _LARGE):
+    for words, hard in hard_rows(rows, _LARGE, _LARGE):
         yield words, call(hard.reshape(few.shape))
     for variant in derive([few], [], 1, SPECIAL, 0):
         yield f"with {variant.name.removesuffix(' (argument 0)')}", call(variant.arguments[0])

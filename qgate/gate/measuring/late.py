@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qgate.gate.measuring import gradient_code as gradient_code
     from qgate.gate.measuring import gradient_factors as gradient_factors
     from qgate.gate.measuring import half_code as half_code
+    from qgate.gate.measuring import half_twins as half_twins
     from qgate.gate.measuring import holding as holding
     from qgate.gate.measuring import long_texts as long_texts
     from qgate.gate.measuring import state_rows as state_rows
@@ -31,6 +32,7 @@ else:
     gradient_factors = LateModule("qgate.gate.measuring.gradient_factors")
     gradient_code = LateModule("qgate.gate.measuring.gradient_code")
     half_code = LateModule("qgate.gate.measuring.half_code")
+    half_twins = LateModule("qgate.gate.measuring.half_twins")
     holding = LateModule("qgate.gate.measuring.holding")
     long_texts = LateModule("qgate.gate.measuring.long_texts")
     state_rows = LateModule("qgate.gate.measuring.state_rows")

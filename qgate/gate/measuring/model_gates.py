@@ -27,8 +27,8 @@ from qgate.loading import LateModule
 from qgate.models.task_metric import metric_name
 from qgate.modes import Mode
 from qgate.modes.formats import FP32
-from qgate.results.long_texts import LONG_TEXT
 from qgate.results.scopes import scope_of
+from qgate.results.tasks import LONG_TEXT
 
 if TYPE_CHECKING:
     from qgate.gate.measuring import diagnosing as diagnosing

@@ -84,16 +84,26 @@ def view_of(quantized: Quantized, base: Model, meant: Quantized) -> SegmentView:
     return _rules(quantized, base, meant)
 
 
-def free_products(view: SegmentView, run: nn.Module, reference: nn.Module) -> set[Site]:
-    """Return the products of a run whose results may be any: nothing is computed there."""
+def free_products(
+    view: SegmentView, run: nn.Module, reference: nn.Module, *, own: bool = False
+) -> set[Site]:
+    """Return the products of a run whose results may be any: nothing is computed there.
+
+    Those of kernels of one's own are held elsewhere, and handed to the reference as they are.
+    """
     port_names = {port.name for port in view.ports}
     listed = [site for site in view.sites if site.is_product and site.port == "output"]
     return {
         site
         for site in listed
         if site.name in port_names
-        and site.name not in view.silent
-        and isinstance(run.get_submodule(site.module), type(reference.get_submodule(site.module)))
+        and (
+            own
+            if site.name in view.silent
+            else isinstance(
+                run.get_submodule(site.module), type(reference.get_submodule(site.module))
+            )
+        )
     }
 
 

@@ -51,6 +51,7 @@ else:
 
 MOST_BYTES = 1 << 30
 """Bytes of tensors of one batch that may wait for the reference."""
+_HALVES = (torch.float16, torch.bfloat16)
 WHOLE = "whole samples"
 _MASSIVE_ROOM = 2.0**2
 """Times the error of other tokens that theirs may have: noise was not measured there."""
@@ -167,13 +168,14 @@ class Segments:
     def probe(self, sample: Any, long: Tensor | None) -> None:
         """Hold inputs of other shapes: an odd length in a batch, one token, and a long text.
 
-        A mode of the model's own gets the long text alone, which says most.
+        A mode of the model's own gets the long text and massive values alone, which say most.
         """
         if not self.view.ports:
             return
         inputs = [] if self.is_own else list(probes(sample))
-        is_wide = all(p.dtype != torch.float16 for p in self.model.module.parameters())
-        massive = [(massive_probe(sample), PROBES[5])] if inputs and is_wide else []
+        narrow = _HALVES if self.is_own else _HALVES[:1]
+        is_wide = all(p.dtype not in narrow for p in self.model.module.parameters())
+        massive = [(massive_probe(sample), PROBES[5])] if is_wide else []
         for probe, name in [*inputs, *([] if long is None else [(long, PROBES[4])]), *massive]:
             try:
                 with self.massive(name), self.watch(probe, name, is_probe=True) as outputs:
@@ -191,7 +193,8 @@ class Segments:
 
     @cached_property
     def _massive_results(self) -> set[Site]:
-        return free_products(self.view, self.model.module, self.base.module)
+        run, base = self.model.module, self.base.module
+        return free_products(self.view, run, base, own=self.is_own)
 
     def massive(self, name: str) -> AbstractContextManager[Any]:
         """Give massive values to both models, in the pass of that name alone.
@@ -301,7 +304,7 @@ class Segments:
             return
         if name == PROBES[5] and (site == self._first_input or site in self._massive_results):
             return
-        if self.is_own and name == PROBES[4] and _unit(actual):
+        if self.is_own and name in PROBES[4:] and _unit(actual):
             return  # code that rounds in another order may be further off at one token of many
         if not expected.dim():
             actual, expected = actual.reshape(1), expected.reshape(1)

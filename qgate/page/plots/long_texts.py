@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from qgate.charts import axes
 from qgate.charts.axes import BOTTOM, LEFT, RIGHT, TOP
 from qgate.charts.svg import brief, color, label, markers, path, polyline, times
-from qgate.results.long_texts import predicted_tokens
 from qgate.results.pictures import LongTextPicture
+from qgate.results.tasks import predicted_tokens
 
 
 def divergence_along(picture: LongTextPicture) -> str:

@@ -1,0 +1,156 @@
+"""Code in 16 bits beside the reference's own code in that dtype: bit by bit, and then as a kernel.
+
+The limit of an isolated error in 16 bits leaves room for the roundings of any right code, and so
+for an attention whose probabilities are in FP8. But where the reference's code, in the same dtype
+and given the same tensors, gives the same bits, nothing is wrong, not even where FP32 code would
+look up another row. Other bits are right if some known arithmetic gives them: code that rounds
+otherwise is judged as a kernel is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.errors import QgateError
+from qgate.gate.measured import Measured
+from qgate.gate.measuring.code_faults import code_before
+from qgate.gate.measuring.half_code import replayed, taken
+from qgate.gate.measuring.passes import batches
+from qgate.gate.measuring.segment_probes import PROBES, massive_probe, probes, several
+from qgate.gate.measuring.segment_rows import IS_PLACE, SAYS_NOTHING
+from qgate.gate.measuring.segments import Segments
+from qgate.kernel_checks.subject import KernelRefusal
+from qgate.models.refusals import LENGTH_REFUSALS
+from qgate.modes import Quantized, apply
+
+_MOST = 3
+"""Sites of code with other bits that are judged: a fault in all layers is one fault."""
+_OF_CODE = "is not what FP32 code makes of the tensors before it"
+
+
+@dataclass(frozen=True)
+class Twin:
+    """The reference's code in the dtype of a mode, which gets the run's tensors at every site.
+
+    beside  the run and that code, in the places of a run and of its reference
+    """
+
+    segments: Segments
+    beside: Segments
+
+    @classmethod
+    def of(cls, quantized: Quantized, segments: Segments) -> Twin:
+        """Make the twin of a mode that is one dtype."""
+        model = apply(quantized.mode, segments.base).model
+        view = replace(segments.view, weights={})
+        return cls(segments, Segments(segments.model, model, view))
+
+    @torch.no_grad()
+    def differing(self, sample: Any) -> list[str]:
+        """List sites at which code gives other bits, those behind another one too, in order."""
+        passed = taken(self.beside, sample)
+        right = replayed(self.beside, passed, sample)
+        names = dict.fromkeys([*right, *passed.actual])
+        return [
+            site
+            for site in names
+            if site not in right or not _are_equal(right[site], passed.actual[site])
+        ]
+
+
+def with_twin(
+    rows: Sequence[Measured],
+    quantized: Quantized,
+    segments: Segments,
+    samples: Sequence[Any],
+    long: Tensor | None,
+) -> tuple[list[Measured], list[str]]:
+    """Return isolated errors, and the sites at which code gives other bits than its twin.
+
+    Errors of code that is wrong are red, those of the twin's bits green.
+
+    samples  all samples of the model; `long` is the long text that the mode ran, if it ran one
+    """
+    twin = Twin.of(quantized, segments)
+    is_red = {row.site for row in rows if _is_red(row)}
+    differing = twin.differing(next(probes(several(samples)))[0])
+    faults = dict(_faults(segments, [site for site in differing if site not in is_red]))
+    of_code = is_red - _products(segments)  # torch's own convolution may be wrong
+    same = set(_same(twin, of_code, samples, long)) if of_code else set()
+    judged_rows = [
+        _right(row)
+        if row.site in same
+        else replace(row, why={**(row.why or {}), "isolated": faults[row.site]})
+        if row.site in faults
+        else row
+        for row in rows
+    ]
+    return judged_rows, differing
+
+
+def _is_red(row: Measured) -> bool:
+    worst = row.parts.get("worst_token", {}).get("relative_mse") or 0.0
+    return bool((row.why or {}).get("isolated")) or not worst <= (row.floor or 0.0)
+
+
+def _right(row: Measured) -> Measured:
+    """Return a row whose error is that of right code in that dtype."""
+    why = {key: words for key, words in (row.why or {}).items() if key != "isolated"}
+    return replace(
+        row, values={"relative_mse": 0.0}, parts={"worst_token": {"relative_mse": 0.0}},
+        why=why or None,
+    )  # fmt: skip
+
+
+def _faults(segments: Segments, sites: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield sites of code that no arithmetic explains, in words; products are held elsewhere."""
+    products = _products(segments)
+    for site in [site for site in sites if site not in products][:_MOST]:
+        try:
+            code = code_before(segments.model, segments.base, segments.view, site)
+            words = "" if code is None else code.fault()
+        except (QgateError, *LENGTH_REFUSALS, KernelRefusal):
+            continue
+        if words:
+            is_open = re.search(f"{SAYS_NOTHING}|{IS_PLACE}", words)
+            yield site, f"{_OF_CODE}: {words}{', by more than roundings' if is_open else ''}"
+
+
+def _products(segments: Segments) -> set[str]:
+    """Return the sites of products, which are held by their own checks."""
+    listed = (site for site in segments.view.sites if site.is_product)
+    return {site.name for site in listed if site.port == "output"}
+
+
+def _same(twin: Twin, red: set[str], samples: Sequence[Any], long: Tensor | None) -> Iterator[str]:
+    """Yield red sites whose bits are the twin's in every pass that the mode was held in."""
+    listed = [(probe, "") for probe, _ in probes(several(samples))]
+    listed += [(massive_probe(several(samples)), PROBES[5])]
+    listed += [] if long is None else [(long, "")]
+    listed += [
+        (batch[0] if len(batch) == 1 else torch.cat(batch), "")
+        for batch in batches(samples, together=True)
+    ]
+    remaining = set(red)
+    for sample, name in listed:
+        try:
+            with twin.beside.massive(name):
+                remaining -= set(twin.differing(sample))
+        except LENGTH_REFUSALS:
+            continue
+        if not remaining:
+            return
+    yield from remaining
+
+
+def _are_equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return len(one) == len(other) and all(
+        x.shape == y.shape and bool(((x == y) | (x.isnan() & y.isnan())).all())
+        for x, y in zip(one, other, strict=True)
+    )

@@ -1,0 +1,151 @@
+"""The figures of a check with their texts, written once: terminal, files and pages lay them out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from qgate.metrics import METRICS
+from qgate.results.limit_kinds import limit_kind_of
+from qgate.text import change_figure, figures_apart, one_line, times_figure
+
+NOTHING = "-"
+_NOT_FINITE, _OVER_ZERO = "not finite", "over 0"
+
+
+class CheckView(NamedTuple):
+    """The texts of one check, and the numbers that they sort by.
+
+    now       the value, with digits enough to differ from its limit, or why there is none
+    limit     `<= 3.5e-05`, or the text that was accepted
+    against   what the limit was made from: the accepted value, or an ideal quantizer's error
+    change    the change from that: `+26 %`, `27x`, `6.2 dB` more than an ideal quantizer
+    far       how many times its limit: `26.6x`, or a word where no number says it; "-" where the
+              value is not finite
+    moved     the value over `against`; NaN without one
+    times     how many times its limit, infinite where it is not finite; 1 where nothing is compared
+    """
+
+    metric: str
+    kind: str
+    now: str
+    limit: str
+    against: str
+    change: str
+    far: str
+    moved: float
+    times: float
+
+    @property
+    def most(self) -> str:
+        """The limit without its sign where a value may not be above it: `3.5e-05`, `>= 0.9`."""
+        return self.limit.removeprefix("<= ")
+
+    @property
+    def how_far(self) -> str:
+        """Write `26.6x (regression)`, for a column of that name."""
+        far = _NOT_FINITE if self.far == NOTHING else self.far
+        return f"{far} ({self.kind})" if self._has_times else far
+
+    @property
+    def distance(self) -> str:
+        """Write `26.6x its limit (regression)`."""
+        far = "over a limit of 0" if self.far == _OVER_ZERO else f"{self.far} its limit"
+        return f"{far} ({self.kind})" if self._has_times else self.how_far
+
+    @property
+    def _has_times(self) -> bool:
+        return self.far not in (NOTHING, self.kind) and bool(self.kind)
+
+    def text(self) -> str:
+        """Write `relative_mse 9.2e-04, limit <= 3.5e-05, 26.6x its limit (regression)`."""
+        now = "" if self.now == NOTHING else self.now
+        limit = "" if self.limit == NOTHING else f"limit {self.limit}"
+        distance = "" if self.distance == now else self.distance
+        return ", ".join(filter(None, [f"{self.metric} {now}".strip(), limit, distance]))
+
+
+_NO_CHECK = CheckView(
+    metric="", kind="", now=NOTHING, limit=NOTHING, against=NOTHING, change=NOTHING,
+    far="nothing compared", moved=math.nan, times=1.0,
+)  # fmt: skip
+
+
+def view_of(check: Mapping[str, Any] | None, accepted: float | None = None) -> CheckView:
+    """Write the texts of a check; `accepted` is the accepted value where its limit has another."""
+    if check is None:
+        return _NO_CHECK
+    metric, kind = str(check["metric"]), limit_kind_of(check["kind"])
+    value, bound, against = check["value"], check["bound"], check.get("against")
+    against = accepted if against is None else against
+    text, accepted_text = check.get("text"), check.get("accepted_text")
+    if text or accepted_text:
+        now, before = one_line(text or NOTHING), one_line(accepted_text or NOTHING)
+        most, change, moved = f"== {before}" if accepted_text else NOTHING, NOTHING, math.nan
+    else:
+        figures = [value, bound] if check["passed"] else [value, bound, against]
+        now, most, *base = figures_apart(*figures)
+        before = (base or figures_apart(against))[0]
+        most = NOTHING if bound is None else f"{check['side']} {most}"
+        change, moved = _change(check, against)
+        if not is_number(value):
+            now = _NOT_FINITE if kind.has_number else NOTHING
+    far, times = _far(check)
+    return CheckView(metric, check["kind"], now, most, before, change, far, moved, times)
+
+
+def is_number(value: object) -> bool:
+    """Tell if a value is a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _far(check: Mapping[str, Any]) -> tuple[str, float]:
+    """Write how many times its limit a value is, and return the number to sort it by."""
+    kind, times = limit_kind_of(check["kind"]), check["times"]
+    if not kind.has_number:
+        return kind.name, 1.0
+    if kind.is_nonfinite or not is_number(check["value"]):
+        return NOTHING, math.inf
+    if is_number(times):
+        return f"{times_figure(times)}x", times
+    return _OVER_ZERO if check["bound"] is not None else kind.name, math.inf
+
+
+def _change(check: Mapping[str, Any], against: float | None) -> tuple[str, float]:
+    """Write the change from what a limit was made from, and return the factor that it is."""
+    value, metric = check["value"], str(check["metric"])
+    if against is None or not (is_number(value) and is_number(against)):
+        return NOTHING, math.nan
+    if check["side"] == "==":
+        return (f"{value - against:+g}" if value != against else "same"), math.nan
+    if against == 0 and value and check["passed"] and not METRICS.find(metric).logarithm:
+        # Below the floor of noise a value is as good as the zero it is compared with.
+        return "≈ same", 1.0
+    change, moved = change_of(metric, against, value)
+    is_over = limit_kind_of(check["kind"]).is_ideal and bool(check["bound"] and value and against)
+    return (f"{decibels_over(check)} dB" if is_over else change), moved
+
+
+def change_of(metric: str, old: float, new: float) -> tuple[str, float]:
+    """Write a change, `+26 %` or `27x`, and return its factor.
+
+    The change of a logarithm is that of the sizes or energies that it stands for.
+    """
+    ratio = METRICS.find(metric).ratio(old, new)
+    if old == new:
+        return "same", 1.0
+    if ratio is None:
+        return ("from 0", math.inf) if old == 0 else (f"{new - old:+.3g}", math.nan)
+    return (change_figure(ratio) if ratio else "to 0"), ratio
+
+
+def decibels_over(check: Mapping[str, Any]) -> str:
+    """Write the distance from an ideal, with digits enough to differ from what is allowed."""
+    value, bound, allowed = (check.get(name) or 0.0 for name in ("value", "bound", "allowed"))
+    if not (0 < value < math.inf and 0 < bound < math.inf):
+        return "?"
+    side = -1 if check["side"] == ">=" else 1
+    excess = 10 * (math.log10(value) - math.log10(bound)) + side * allowed
+    texts = (f"{excess:.{digits}f}" for digits in range(1, 12))
+    return next((text for text in texts if side * float(text) > allowed), f"{excess:.12f}")
