@@ -41,8 +41,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--layout",
         metavar="FILE",
-        help="describes the weights of CHILD, if their names or packing are your own: a .toml file, "
-        "or a .py file with a function layout()",
+        help="describes the weights of CHILD, if their names or packing are your own: a .toml or "
+        ".py file",
     )
     add(
         "--calibration",

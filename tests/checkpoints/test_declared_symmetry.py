@@ -59,12 +59,17 @@ def _without_zeros(weight: IntegerWeight) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
 def test_declared_zero_points_are_stored(symmetric: bool, parent: str, tmp_path: Path) -> None:
-    """Symmetric codes with stored zero points of 8 load in the same way as any others."""
     settings = {**AWQ, "zero_point": True}
-    right = _export(tmp_path / "right", awq_parts, settings, symmetric)
-    assert compare(right, parent).findings == []
+    findings = compare(_export(tmp_path / "a", awq_parts, settings, symmetric), parent).findings
+    causes = [f.cause for f in findings if "declares zero points" in f.cause]
+    assert len(causes) == (14 if symmetric else 0)
+    assert set(causes) <= {
+        "all zero points are 8, and the recipe declares zero points: codes are symmetric; "
+        "declare them so"
+    }
+    assert symmetric or findings == []
     findings = compare(
-        _export(tmp_path / "wrong", _without_zeros, settings, symmetric), parent
+        _export(tmp_path / "b", _without_zeros, settings, symmetric), parent
     ).findings
     assert len(findings) == 14
     assert all(f.cause.startswith("its qzeros is missing") for f in findings)
