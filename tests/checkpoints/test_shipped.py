@@ -13,7 +13,7 @@ import torch
 
 from qgate.checkpoints.comparison import compare
 from tests.checkpoints import gguf_exports
-from tests.checkpoints.exports import write
+from tests.checkpoints.exports import export, write
 from tests.checkpoints.shipped_exports import (
     INDEX,
     TEMPLATE,
@@ -200,6 +200,14 @@ def test_cards_that_claim_no_other_format_are_no_finding(
     assert (
         findings_of(tmp_path, parent, lambda child: child.files.update({"README.md": card})) == []
     )
+
+
+@pytest.mark.parametrize("claimed", ["MXFP4", "NVFP4"])
+def test_blocks_of_fp4_are_told_by_their_size(claimed: str, tmp_path: Path) -> None:
+    child = export(tmp_path, "mxfp4")
+    (child / "README.md").write_text(f"# tiny {claimed}\n", encoding="utf-8")
+    subjects = [finding.subject for finding in compare(str(child)).findings]
+    assert subjects == ["README.md title"] * (claimed == "NVFP4")
 
 
 def _without_rope(shipment: Shipment) -> Shipment:
