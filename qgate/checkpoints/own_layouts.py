@@ -12,6 +12,7 @@ import runpy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from qgate.checkpoints.tiles import Tile, counts
 from qgate.checkpoints.weight_parts import MisfitError, Packing, Parts, StoredWeight
 from qgate.errors import QgateError, unknown
 from qgate.storage.documents import read_document
-from qgate.storage.locations import is_url, user_location
+from qgate.storage.locations import user_location
 from qgate.text import one_line, shortened
 
 KINDS = (".toml", ".yaml", ".json")
@@ -155,7 +156,7 @@ def with_layout(
 def read_layouts(path: str) -> LayoutFile:
     """Read layouts from a file; one clear error for what cannot be one."""
     try:
-        if path.endswith(".py") and not is_url(path):
+        if path.endswith(".py"):
             document = _returned_tables(path)
         else:
             document = read_document(user_location(path), "layout", KINDS)
@@ -172,9 +173,9 @@ def read_layouts(path: str) -> LayoutFile:
 
 
 def _returned_tables(path: str) -> Mapping[str, object]:
-    """Return what the function `layout` of a Python file returns."""
+    """Return what the function `layout` of a Python file on this machine returns."""
     try:
-        function = runpy.run_path(str(user_location(path))).get("layout")
+        function = runpy.run_path(str(Path(path).expanduser())).get("layout")
         tables = function() if callable(function) else None
     except Exception as error:
         words = one_line(f"{type(error).__name__}: {error}")

@@ -127,6 +127,8 @@ def test_a_function_that_gives_no_layout_is_one_clear_error(
     with pytest.raises(QgateError, match=words) as error:
         compare(str(child), parent, layout_file=str(file))
     assert str(file) in str(error.value)
+    with pytest.raises(QgateError, match="cannot be run: FileNotFoundError"):
+        compare(str(child), parent, layout_file="memory://folder/layout.py")
 
 
 def _plant(child: Path, name: str, change: Callable[[Tensor], Tensor]) -> None:
