@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import qgate
+from tests.campaigns.first_lines.planting import first_line_of
 from tests.gate.benches import mode_of, session
 from tests.gate.own_kernels import FORMATS, WIDTH, Cast, Product, own_model
 from tests.gate.test_own_kernel_faults import gates_of
@@ -190,3 +191,53 @@ def test_blocks_that_end_in_a_product_are_green(mode: str, tmp_path: Path) -> No
     assert compared == {row["site"] for row in rows}
     assert len(compared) == 9
     assert [row["site"] for row in rows if not row["passed"]] == []
+
+
+class FusedGate(torch.autograd.Function):
+    """A gate whose way back is computed in float32, as fused kernels do: nearer to FP32."""
+
+    share = 1.0
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return nn.functional.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = (tensor.float() for tensor in ctx.saved_tensors)
+        wide, sigmoid = gradient.float(), gate.sigmoid()
+        of_gate = wide * up * sigmoid * (1 + FusedGate.share * gate * (1 - sigmoid))
+        return of_gate.to(gradient.dtype), (wide * gate * sigmoid).to(gradient.dtype)
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(32, 64), nn.Linear(32, 64)
+        self.down = nn.Linear(64, 32)
+        self.is_fused = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate(x), self.up(x)
+        fused: Tensor = FusedGate.apply(gate, up)  # type: ignore[no-untyped-call]
+        return x + self.down(fused if self.is_fused else nn.functional.silu(gate) * up)
+
+
+@always
+@pytest.mark.parametrize("mode", ["bf16", "fp16", "int8"])
+def test_a_fused_way_back_of_float32_is_green_and_one_of_less_is_red(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plant(network: nn.Module) -> None:
+        for module in network.modules():
+            if isinstance(module, Gated):
+                module.is_fused = True
+
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Embedding(50, 32), Gated(), Gated(), nn.Linear(32, 50))
+    tokens = [torch.randint(50, (2, 40)) for _ in range(3)]
+    model = qgate.Model(network, tokens[:2], name="gated", calibration=tokens[2:])
+    assert first_line_of(model, mode, plant, "gradients", tmp_path) == ""
+    monkeypatch.setattr(FusedGate, "share", 0.98)
+    assert "gradient" in first_line_of(model, mode, plant, "gradients", tmp_path)

@@ -70,6 +70,8 @@ _LOSS_SCALE = 2.0**8
 _TWIN_ROUNDINGS = 3.0
 """Roundings by which a row may be off that of the reference's code in the same dtype: gradients of
 several readers are added in another order."""
+_MORE, _MORE_OF_ROW = 1.1, 2.0
+"""Times the error of right code, of all rows and of the worst one, from which code is wrong."""
 _OTHER: Any = object()
 """In place of a gradient: code that the run has otherwise depends on the tensor."""
 _LEAST_FACTOR = 1e-3
@@ -149,14 +151,17 @@ def twin_faults(
     twin: SegmentGradients,
     known: Mapping[str, str],
     right: Callable[[], SegmentGradients],
+    is_farther: Callable[[str], bool],
     dtype: str,
 ) -> Iterator[tuple[str, str]]:
     """Yield faults of gradients in 16 bits, given those that FP32 code finds.
 
     What the reference's own code makes in that dtype, to the last bit, is right. Where sums in
-    another order have other bits, they have them in a run of that code, too.
+    another order have other bits, they have them in a run of that code, too. Code that rounds in
+    other places on the way back, as a fused activation does, is as near to FP32 as that code.
 
-    right   gradients of such a run
+    right       gradients of such a run
+    is_farther  tells if a site's gradient is farther from FP32 than that run's
     """
     for site, errors in twin.errors.items():
         error = errors.worst.error
@@ -167,9 +172,19 @@ def twin_faults(
         if site in known:
             yield site, known[site]
         elif not error <= limit or (of_right is not None and of_right.worst.error == 0):
+            if error <= limit and not is_farther(site):
+                continue
             words = _pattern(errors, min(limit, error / 2), site in twin.parameters)
             yield site, f"{OF_TWIN.format(dtype)}: {words}"
     yield from ((site, words) for site, words in known.items() if site not in twin.errors)
+
+
+def _is_farther(errors: SiteError, of_right: SiteError) -> bool:
+    """Tell if errors in 16 bits are larger than those of right code, in all or in one row."""
+    all_rows, worst_row = errors.relative_mse, errors.worst.error
+    return (
+        all_rows > _MORE * of_right.relative_mse or worst_row > _MORE_OF_ROW * of_right.worst.error
+    )
 
 
 def _are_of_right_code(errors: SiteError, site: str, right: SegmentGradients | None) -> bool:
@@ -275,8 +290,14 @@ class GradientCode:
                     alone, [(*pair, take_gradients(alone, pair[0])) for pair in runs]
                 )
 
+            def is_farther(site: str) -> bool:
+                right = of_right_code()
+                errors = gradients.errors.get(site)
+                of_right = None if right is None else right.errors.get(site)
+                return errors is not None and of_right is not None and _is_farther(errors, of_right)
+
             if not twin.is_other_code:  # which may round otherwise on the way back, too
-                faults = dict(twin_faults(twin, faults, of_twin, dtype))
+                faults = dict(twin_faults(twin, faults, of_twin, is_farther, dtype))
         if recomputed and not faults:
             faults[recomputed[0]] = recomputed[1]
         figures: dict[str, list[Conformance]] = defaultdict(list)
