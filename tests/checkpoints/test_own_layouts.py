@@ -146,6 +146,7 @@ def _plant(child: Path, name: str, change: Callable[[Tensor], Tensor]) -> None:
         ("bytes, the high nibble first, inverse scales", "inverse", lambda x: x / 2, HIGHER),
         ("bytes, the high nibble first, inverse scales", "codes", lambda x: x >> 4 | x << 4, "the order of nibbles"),
         ("words along the inputs, transposed", "s", lambda x: x * 2, HIGHER),
+        ("words along the outputs in an order, minima", "s", lambda x: x.roll(1, 1), "every scale belongs to the group before it, zero points do not"),
         ("halves of a row in a byte", "s", lambda x: x[:-1], "scales have shape"),
         ("FP8 bytes in tiles with exponents", "e", lambda x: x + 1, HIGHER),
         ("FP4 with a scale of the whole", "g", lambda x: 1 / x, "the scale of the whole tensor is stored inverted"),
