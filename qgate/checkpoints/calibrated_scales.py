@@ -131,7 +131,7 @@ def judge_scale(fmt: str, scale: float, tensors: Tensors) -> str:
     over = ratio_db(errors[scale], errors[best], energy)
     if over <= ALLOWED_DB:
         return ""
-    excess = f"{saturated / count:.2g} of {counted(count, 'value')} saturate" if saturated else (
+    excess = f"{saturated:,} of {counted(count, 'value')} saturate" if saturated else (
         f"{scale / needed:.3g} times what the largest of {counted(count, 'value')} needs"
     )  # fmt: skip
     return (

@@ -39,13 +39,17 @@ RATIOS = 1 << 20
 ALIKE = 1e4
 """Ratio of energies up to which the product of tensors follows from their difference."""
 
-SCALES = 1 << 14
+SCALES = 1 << 16
 """Scales that are counted at once, of several chunks."""
 ENOUGH = 1 << 12
 """Blocks of NVFP4 that tell how their largest elements were chosen."""
 
 OCTAVES = 320
 """Exponents of float32, from below the smallest to above the largest."""
+FEW_OCTAVES = 8
+SPARSE = 64
+"""Of so many ratios, one is looked at first."""
+TINY = torch.finfo(torch.float32).tiny
 
 
 class DecodedRows(Protocol):
@@ -223,7 +227,7 @@ class Measurement:
         if self._has_groups:
             tiles = tile_sums(work, work.value_tiles), tile_sums(work, work.rounded)
             errors, least = (x.sum(2).reshape(-1)[: len(energies)].double() for x in tiles)
-            own, ideal = (x.sum(1) for x in tiles)
+            own, ideal = (x[:, 0] if x.shape[1] == 1 else x.sum(1) for x in tiles)
             self._groups.add(own, ideal, scales, place, weight.tile)
         else:
             errors, least = _squared_rows(work.values), _squared_rows(work.cut(work.rounded))
@@ -381,6 +385,15 @@ def _squared_rows(difference: Tensor) -> Tensor:
     return norms.double().square()
 
 
+def _log2_of_median(ratios: Tensor) -> float:
+    """Return the lower median of positive numbers as a power of two."""
+    middle = (ratios.numel() - 1) // 2
+    median = ratios[::SPARSE].median()
+    # Of ratios that are 1 for the most part, some tell the median of all.
+    low, high = (int(torch.count_nonzero(x)) for x in (ratios < median, ratios <= median))
+    return float((median if low <= middle < high else ratios.median()).log2())
+
+
 def squared(x: Tensor) -> float:
     """Return the sum of squares."""
     return float(torch.linalg.vector_norm(x).double().square())
@@ -489,7 +502,12 @@ class ScaleSums:
         self.first = float(scales[0]) if self.first is None else self.first
         low, high = float(scales.amin()), float(scales.amax())
         is_plain = low > 0 and math.isfinite(high)
-        self._add_octaves(scales if is_plain else scales[(scales > 0) & scales.isfinite()])
+        if is_plain:
+            self._add_octaves(scales, low, high)
+        else:
+            plain = scales[(scales > 0) & scales.isfinite()]
+            if plain.numel():
+                self._add_octaves(plain, float(plain.amin()), float(plain.amax()))
         self.count += count
         self.all_equal = self.all_equal and low == high == self.first
         if not (math.isfinite(low) and math.isfinite(high)):
@@ -517,15 +535,24 @@ class ScaleSums:
             smallest=self.smallest if has_finite else None,
             largest=self.largest if has_finite else None,
             all_equal=self.count > 1 and self.all_equal,
-            log2_ratio=float(ratios.log2_().median()) if ratios.numel() else None,
+            log2_ratio=_log2_of_median(ratios) if ratios.numel() else None,
             octaves=self._octaves(),
         )
 
-    def _add_octaves(self, scales: Tensor) -> None:
+    def _add_octaves(self, scales: Tensor, low: float, high: float) -> None:
         """Count positive scales by their exponent."""
-        _, exponents = np.frexp(scales.float().numpy())
-        counts = np.bincount(exponents.reshape(-1) + OCTAVES // 2, minlength=OCTAVES)
-        self.octaves += torch.from_numpy(counts)
+        first, last = math.frexp(low)[1], math.frexp(high)[1]
+        if low < TINY or last - first > FEW_OCTAVES:
+            _, exponents = np.frexp(scales.float().numpy())
+            counts = np.bincount(exponents.reshape(-1) + OCTAVES // 2, minlength=OCTAVES)
+            self.octaves += torch.from_numpy(counts)
+            return
+        # Bytes of few exponents, which their bits are for normal numbers, are counted one by one.
+        exponents = (scales.float().numpy().view(np.int32) >> 23).astype(np.uint8)
+        octaves: Array = self.octaves.numpy()
+        for exponent in range(first, last + 1):
+            count = np.count_nonzero(exponents == np.uint8(exponent + 126))
+            octaves[exponent + OCTAVES // 2] += count
 
     def _octaves(self) -> tuple[int, tuple[int, ...]] | None:
         """Return the counts from the lowest exponent on, with that exponent."""

@@ -31,6 +31,7 @@ class QuantizedWeight:
     order        the columns in the order of their tiles, None where tiles are neighbors
     offsets      one per tile, added to the values
     blocks       the bytes that a weight of GGUF was decoded from, and their type
+    is_symmetric   zero points are declared to be the middle of the codes
     signed_scales  negative scales are right: the largest magnitude has the code of the end
     """
 
@@ -45,6 +46,7 @@ class QuantizedWeight:
     offsets: Tensor | None = None
     blocks: tuple[str, Tensor] | None = None
     signed_scales: bool = False
+    is_symmetric: bool = False
 
     def values(self) -> Tensor:
         """Return the dequantized weight in float32."""

@@ -135,7 +135,12 @@ def ideal_scales(weight: QuantizedWeight, extremes: Extremes) -> tuple[Tensor, T
     if extremes.smallest is None:
         return _symmetric_scales(weight, extremes.largest, high), None
     smallest, largest = extremes.smallest.clamp(max=0), extremes.largest.clamp(min=0)
+    if weight.is_symmetric:
+        largest = torch.maximum(largest, -smallest)
+        smallest = -largest
     scales = ((largest - smallest) / (high - low)).clamp(min=torch.finfo(torch.float32).tiny)
+    if weight.is_symmetric:
+        return scales, torch.full_like(scales, (low + high + 1) / 2)
     return scales, (low - smallest / scales).round().clamp(low, high)
 
 

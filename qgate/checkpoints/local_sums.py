@@ -32,7 +32,7 @@ ROW_DB, GROUP_DB = 12.0, 12.0
 CHANGED_DB = 16.0
 """The same where AWQ may have clipped groups, or GPTQ has passed errors on."""
 Place = tuple[int, int]
-TILES = 1 << 14
+TILES = 1 << 16
 """Tiles that are looked at at once, of several chunks."""
 USUAL = 0.5
 """Share of the usual error that counts as the ideal one at least."""
@@ -65,7 +65,7 @@ class GroupSums:
         if not self._waiting:
             return
         sums = zip(*((own, least, scales) for own, least, scales, *_ in self._waiting), strict=True)
-        own, least, scales = (torch.stack([x.reshape(-1) for x in chunks]) for chunks in sums)
+        own, least, scales = (_stacked(chunks) for chunks in sums)
         units = scales.square()
         usual = (least / units).mean(1, keepdim=True)
         floor = units.mul_(USUAL * usual)
@@ -88,6 +88,12 @@ class GroupSums:
                 tile_place = start[0] + down * tile[0], start[1] + across * tile[1]
                 self.worst = *tile_place, round(10 * math.log10(max(most, 1e-9)), 4) + 0.0
         self._waiting = []
+
+
+def _stacked(chunks: tuple[Tensor, ...]) -> Tensor:
+    """Return chunks as rows, a single one without a copy."""
+    rows = [x.reshape(1, -1) for x in chunks]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def tile_sums(work: Workspace, errors: Tensor) -> Tensor:

@@ -79,8 +79,26 @@ def changed_settings(child: Checkpoint, parent: Checkpoint) -> Iterator[Checkpoi
         yield CheckpointFinding(
             f"config.json {one_line(name)}", f"it is {words}: copy the parent's value"
         )
+    yield from _added_rope(own, parent_settings)
     yield from _wrong_heads(child, parent)
     yield from _lost_names(child, parent)
+
+
+def _added_rope(
+    own: Mapping[str, object], parent_settings: Mapping[str, object]
+) -> Iterator[CheckpointFinding]:
+    """Find positions that are scaled where the parent states its rope, and no scaling."""
+    if any(".rope_scaling." in f".{name}" and x is not None for name, x in parent_settings.items()):
+        return
+    if not {"rope_theta", "rope_scaling"} & {_leaf(name) for name in parent_settings}:
+        return  # The class of the network may scale by itself.
+    for name, kind in own.items():
+        if name.endswith("rope_scaling.rope_type") and kind not in (None, "default"):
+            yield CheckpointFinding(
+                f"config.json {one_line(name.removesuffix('.rope_type'))}",
+                f"it is {_text(kind)} here, and the parent scales no positions: leave it out, as "
+                "the parent does",
+            )
 
 
 def _lost_names(child: Checkpoint, parent: Checkpoint) -> Iterator[CheckpointFinding]:

@@ -20,7 +20,7 @@ def moved_scales(
     if weight.scales.numel() < 2:
         return None
     moved = with_moved_scales(weight, lambda x: x.reshape(-1).roll(step).reshape(x.shape))
-    return moved if has_zeros else replace(moved, zero_points=weight.zero_points)
+    return moved if has_zeros else _with_own_zeros(moved, weight)
 
 
 def moved_lines(weight: QuantizedWeight) -> Iterator[tuple[str, Change]]:
@@ -38,7 +38,15 @@ def moved_lines(weight: QuantizedWeight) -> Iterator[tuple[str, Change]]:
 
 def _moved_line(weight: QuantizedWeight, step: int, axis: int, has_zeros: bool) -> QuantizedWeight:
     moved = with_moved_scales(weight, lambda x: x.roll(step, axis))
-    return moved if has_zeros else replace(moved, zero_points=weight.zero_points)
+    return moved if has_zeros else _with_own_zeros(moved, weight)
+
+
+def _with_own_zeros(moved: QuantizedWeight, weight: QuantizedWeight) -> QuantizedWeight:
+    """Keep the zero points of a weight whose scales were moved; those of minima follow scales."""
+    zeros = weight.zero_points
+    if zeros is not None and bool((zeros != zeros.round()).any()):
+        zeros = zeros * weight.scales / moved.scales
+    return replace(moved, zero_points=zeros)
 
 
 def with_moved_scales(weight: QuantizedWeight, move: Callable[[Tensor], Tensor]) -> QuantizedWeight:

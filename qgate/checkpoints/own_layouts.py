@@ -1,15 +1,18 @@
 """Layouts of one's own: a file names the tensors of weights and how their codes are packed.
 
-Each entry of `[[weights]]` is one layout; `*` in a name stands for the module. Nothing is executed.
+Each entry of `[[weights]]` is one layout; `*` in a name stands for the module. A Python file of the
+user's own has a function `layout` that returns the same.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import runpy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -152,8 +155,11 @@ def with_layout(
 
 def read_layouts(path: str) -> LayoutFile:
     """Read layouts from a file; one clear error for what cannot be one."""
-    document = read_document(user_location(path), "layout", KINDS)
     try:
+        if path.endswith(".py"):
+            document = _returned_tables(path)
+        else:
+            document = read_document(user_location(path), "layout", KINDS)
         if extra := [key for key in document if key != "weights"]:
             raise ValueError(
                 f"the key {extra[0]!r} is unknown; a layout file has [[weights]] alone"
@@ -164,6 +170,23 @@ def read_layouts(path: str) -> LayoutFile:
         return LayoutFile(path, tuple(_layout(entry) for entry in entries))
     except ValueError as error:
         raise QgateError(f"the layout {path!r} cannot be used: {error}.") from None
+
+
+def _returned_tables(path: str) -> Mapping[str, object]:
+    """Return what the function `layout` of a Python file on this machine returns."""
+    try:
+        function = runpy.run_path(str(Path(path).expanduser())).get("layout")
+        tables = function() if callable(function) else None
+    except Exception as error:
+        words = one_line(f"{type(error).__name__}: {error}")
+        raise QgateError(f"the layout {path!r} cannot be run: {words}.") from error
+    if not callable(function):
+        raise ValueError("it has no function layout() that returns [[weights]]")
+    if not isinstance(tables, Mapping):
+        raise ValueError(
+            f"its function layout returns {type(tables).__name__} and not keys with values"
+        )
+    return tables
 
 
 def _layout(entry: object) -> OwnLayout:

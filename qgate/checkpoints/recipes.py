@@ -53,6 +53,7 @@ class Recipe:
     bits    of packed integers, where the tensors do not tell
     mix     the mix of types that a GGUF file names
     zero    of all groups, which some kernels take instead of those that are stored; None for none
+    has_zeros   it is said that zero points are stored for their values
     """
 
     method: str = ""
@@ -61,6 +62,7 @@ class Recipe:
     bits: int = 0
     mix: str = ""
     zero: int | None = None
+    has_zeros: bool = False
 
     def ignores(self, module: str) -> bool:
         return any(matches(pattern, module) for pattern in self.ignore)
@@ -186,7 +188,10 @@ def _awq(settings: Settings) -> Recipe:
         "uint4", (1, size if isinstance(size, int) else 128), has_zero_points=True
     )
     skipped = _texts(settings, "modules_to_not_convert")
-    return Recipe("awq", (RecipeGroup(("Linear",), declared),), (*skipped, "lm_head"), 4)
+    zero = 8 if settings.get("zero_point") is False else None
+    groups = (RecipeGroup(("Linear",), declared),)
+    has_zeros = settings.get("zero_point") is True
+    return Recipe("awq", groups, (*skipped, "lm_head"), 4, zero=zero, has_zeros=has_zeros)
 
 
 def _fp8(settings: Settings) -> Recipe:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -133,6 +134,7 @@ class WeightRows:
     ) -> None:
         self._checkpoint, self._weight = checkpoint, weight
         self._bits = recipe.bits_of(weight.name.removesuffix(".weight"))
+        self._is_symmetric = recipe.zero is not None and self._bits == recipe.bits
         weight.check_complete()
         self.choices = tiles_of(weight, recipe)
         self._tile: Tile | None = self.choices[choice] if self.choices else None
@@ -150,7 +152,8 @@ class WeightRows:
             self._rows = packing.count_rows(checkpoint, weight.parts)
             listed = listed if self._rows else ()
         if not listed:
-            self._whole = decode(checkpoint, weight, recipe)
+            whole = decode(checkpoint, weight, recipe)
+            self._whole = replace(whole, is_symmetric=self._is_symmetric)
             self._rows = len(self._whole.elements)
             return
         for ending, entry in weight.parts.items():
@@ -262,7 +265,7 @@ class WeightRows:
             zero_offset=offset,
             tile=self._tile,
         )
-        return decode_parts(self._weight, parts)
+        return replace(decode_parts(self._weight, parts), is_symmetric=self._is_symmetric)
 
     @property
     def sampled(self) -> int:

@@ -120,17 +120,27 @@ def judge_weight(pair: WeightPair) -> Judgement:
     return result, findings
 
 
+FEW_ZEROS = 16
+"""Zero points that may all be the middle of the codes by chance."""
+
+
 def _ignored_zeros(pair: WeightPair, rows: WeightRows) -> Iterator[CheckpointFinding]:
-    """Find zero points of codes that a recipe declares symmetric."""
+    """Find zero points of codes that a recipe declares symmetric, and the other way round."""
     recipe, module = pair.recipe, pair.weight.name.removesuffix(".weight")
     declared = recipe.format_of(module)
     is_symmetric = declared is not None and not declared.has_zero_points
     expected = 0 if recipe.method == "compressed-tensors" and is_symmetric else recipe.zero
     if recipe.zero is not None and recipe.bits_of(module) != recipe.bits:
         return
-    if expected is None or not rows.has_zero_points:
+    if not rows.has_zero_points or (expected is None and not recipe.has_zeros):
         return
     zeros = rows.rows(*next(iter(rows.spans()))).zero_points
+    if expected is None:
+        middle = 1 << (recipe.bits_of(module) - 1)
+        if zeros is not None and zeros.numel() > FEW_ZEROS and bool(torch.all(zeros == middle)):
+            cause = f"all zero points are {middle}, and the recipe declares zero points: codes are "
+            yield CheckpointFinding(pair.weight.name, f"{cause}symmetric; declare them so")
+        return
     if zeros is not None and not bool(torch.all(zeros == expected)):
         words = f"from {float(zeros.min()):g} to {float(zeros.max()):g}, and the recipe declares "
         cause = f"it has zero points {words}symmetric codes: some kernels leave them out"

@@ -41,7 +41,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--layout",
         metavar="FILE",
-        help="describes the weights of CHILD, if their names or packing are your own: a .toml file",
+        help="describes the weights of CHILD, if their names or packing are your own: a .toml or "
+        ".py file",
     )
     add(
         "--calibration",

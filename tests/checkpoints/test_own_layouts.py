@@ -85,6 +85,52 @@ def test_values_are_those_of_the_codes_before_they_were_packed(
         assert len(spans) > 1 or "outputs" in name
 
 
+FUNCTION = """
+FORMATS = {"W_q": "uint4"}
+
+def layout():
+    names = {"codes": "*.W_q", "scales": "*.W_scale", "zero_points": "*.W_zero"}
+    return {"weights": [{**names, "format": form, "group": 32} for form in FORMATS.values()]}
+"""
+
+
+def test_a_function_describes_what_a_file_of_data_does(parent: str, tmp_path: Path) -> None:
+    child, layout = export(tmp_path, "unpacked with zero points")
+    file = tmp_path / "layout.py"
+    file.write_text(FUNCTION, encoding="utf-8")
+    record = compare(str(child), parent, layout_file=str(file))
+    assert record.findings == []
+    assert record.weights == compare(str(child), parent, layout_file=str(layout)).weights
+    assert main(["checkpoint", str(child), "--parent", parent, "--layout", str(file)]) == 0
+    _plant(child, f"{UP}.W_scale", lambda x: x * 2)
+    assert main(["checkpoint", str(child), "--parent", parent, "--layout", str(file)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("layouts = 3", r"it has no function layout\(\) that returns \[\[weights\]\]"),
+        ("def layout(): return 3", "its function layout returns int and not keys with values"),
+        ("def layout(): return {}", r"it has no \[\[weights\]\]"),
+        ("def layout(): raise KeyError('scale')", "cannot be run: KeyError: 'scale'"),
+        ("def layout(:", "cannot be run: SyntaxError"),
+        (None, "cannot be run: FileNotFoundError"),
+    ],
+)
+def test_a_function_that_gives_no_layout_is_one_clear_error(
+    text: str | None, words: str, parent: str, tmp_path: Path
+) -> None:
+    child, _ = export(tmp_path, "unpacked with zero points")
+    file = tmp_path / "layout.py"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    with pytest.raises(QgateError, match=words) as error:
+        compare(str(child), parent, layout_file=str(file))
+    assert str(file) in str(error.value)
+    with pytest.raises(QgateError, match="cannot be run: FileNotFoundError"):
+        compare(str(child), parent, layout_file="memory://folder/layout.py")
+
+
 def _plant(child: Path, name: str, change: Callable[[Tensor], Tensor]) -> None:
     tensors = load_file(child / "model.safetensors")
     tensors[name] = change(tensors[name]).contiguous()
@@ -100,6 +146,7 @@ def _plant(child: Path, name: str, change: Callable[[Tensor], Tensor]) -> None:
         ("bytes, the high nibble first, inverse scales", "inverse", lambda x: x / 2, HIGHER),
         ("bytes, the high nibble first, inverse scales", "codes", lambda x: x >> 4 | x << 4, "the order of nibbles"),
         ("words along the inputs, transposed", "s", lambda x: x * 2, HIGHER),
+        ("words along the outputs in an order, minima", "s", lambda x: x.roll(1, 1), "every scale belongs to the group before it, zero points do not"),
         ("halves of a row in a byte", "s", lambda x: x[:-1], "scales have shape"),
         ("FP8 bytes in tiles with exponents", "e", lambda x: x + 1, HIGHER),
         ("FP4 with a scale of the whole", "g", lambda x: 1 / x, "the scale of the whole tensor is stored inverted"),

@@ -13,7 +13,7 @@ import torch
 
 from qgate.checkpoints.comparison import compare
 from tests.checkpoints import gguf_exports
-from tests.checkpoints.exports import write
+from tests.checkpoints.exports import export, write
 from tests.checkpoints.shipped_exports import (
     INDEX,
     TEMPLATE,
@@ -122,7 +122,7 @@ FAULTS: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
     "no settings of the tokenizer": (_without(T), T, ("missing here",)),
     "tokens with swapped ids": (_swap_tokens, f"{J} model.vocab", ("2 of 31 tokens have other ids", "'a'", "4 here and 3 in")),
     "a token less": (_file(J, "model", "vocab", "cd", to=...), f"{J} model.vocab", ("1 of 31 tokens is missing here, first 'cd'",)),
-    "a token more": (_file(J, "model", "vocab", "xy", to=40), f"{J} model.vocab", ("are not in the parent's, first 'xy'",)),
+    "a token more": (_file(J, "model", "vocab", "xy", to=40), f"{J} model.vocab", ("is not in the parent's, first 'xy'",)),
     "another merge": (_file(J, "model", "merges", 1, to="c e"), f"{J} model.merges[1]", ("'c e' here and 'c d' in the parent",)),
     "a merge less": (_file(J, "model", "merges", to=["a b"]), f"{J} model.merges", ("'1 merge' here and '2 merges'",)),
     "an added token that is not special": (_file(J, "added_tokens", 2, "special", to=False), f"{J} added_tokens '<|im_start|>'.special", ("False here and True",)),
@@ -138,7 +138,7 @@ FAULTS: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
     "another class": (_file(T, "tokenizer_class", to="BertTokenizer"), f"{T} tokenizer_class", ("'BertTokenizer' here",)),
     "no chat template": (_file(T, "chat_template", to=...), "chat_template.jinja", ("the chat template is missing here",)),
     "another chat template": (_file(T, "chat_template", to=TEMPLATE.replace("|>assistant", "|>system")), "chat_template.jinja chat_template line 5", ("<|im_start|>system", "<|im_start|>assistant", "in the parent: copy it")),
-    "no defaults of generation": (_without(G), G, ("missing here", "sample and stop otherwise")),
+    "no defaults of generation": (_without(G), G, ("missing here", "sample and stop in another way")),
     "another temperature": (_file(G, "temperature", to=1.0), f"{G} temperature", ("1.0 here and 0.6 in the parent",)),
     "a temperature lost": (_file(G, "temperature", to=...), f"{G} temperature", ("1.0 here and 0.6",)),
     "an end of turn lost": (_file(G, "eos_token_id", to=1), f"{G} eos_token_id", ("1 here and [1, 30]",)),
@@ -148,6 +148,7 @@ FAULTS: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
     "another factor of rope": (_file(C, "rope_parameters", "factor", to=4.0), f"{C} rope_scaling.factor", ("4.0 here and 8.0",)),
     "rope scaling lost": (_file(C, "rope_parameters", to={"rope_theta": 5e5}), f"{C} rope_scaling.factor", ("missing here and 8.0",)),
     "another base of rope": (_file(C, "rope_parameters", "rope_theta", to=10000.0), f"{C} rope_theta", ("10000.0 here and 500000.0",)),
+    "rope scaling of another model": (_file(C, "rope_parameters", "rope_type", to="yarn"), f"{C} rope_scaling.rope_type", ("'yarn' here and 'llama3'",)),
     "a head that is lost": (_lose_the_head, "lm_head.weight", ("in the parent alone",)),
     "an embedding in FP32": (_upcast, ".weight", ("F32 here and BF16 in the parent", "store BF16")),
     "an embedding in FP16": (_half, ".weight", ("F16 here and BF16 in the parent, and config.json declares BF16",)),
@@ -160,6 +161,11 @@ FAULTS: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
     "the index of the parent": (_index(lambda i: i["metadata"].update(total_size=9_000_000)), f"{INDEX} metadata.total_size", ("9.0 MB here, and the tensors have 0.1 MB",)),
     "code that is lost": (_without("modeling_tiny.py"), "modeling_tiny.py", ("config.json auto_map names it",)),
     "no preprocessor": (_without("preprocessor_config.json"), "preprocessor_config.json", ("missing here",)),
+    "another format in a tag": (lambda c: c.files.update({"README.md": "---\ntags: [int8, llm]\n---\n# tiny FP8\n"}), "README.md tags", ("'int8' here",)),
+    "another format in the head": (lambda c: c.files.update({"README.md": "---\nquantization: int4\n---\n# tiny\n"}), "README.md quantization", ("'int4' here",)),
+    "other bits in the head": (lambda c: c.files.update({"README.md": "---\nquantization:\n  bits: 4\n---\n# tiny\n"}), "README.md bits", ("'4-bit' here",)),
+    "another format in a sentence": (lambda c: c.files.update({"README.md": "# tiny FP8\n\nWeights are quantized to NVFP4. It is fast.\n"}), "README.md text", ("'NVFP4' here",)),
+    "another format of this model": (lambda c: c.files.update({"README.md": "# tiny\n\nThis is an INT4 quantized version of tiny.\n"}), "README.md text", ("'INT4' here",)),
     "another format in the title": (lambda c: c.files.update({"README.md": "# tiny W4A16\n"}), "README.md title", ("'W4A16' here, and the weights are fp8_e4m3 per row", "correct the card")),
 }  # fmt: skip
 
@@ -173,6 +179,67 @@ def test_a_fault_beside_the_weights_is_named(name: str, parent: Path, tmp_path: 
     assert causes, findings
     assert any(all(word in cause for word in words) for cause in causes), findings
     assert len(findings) <= 3, findings
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        "# tiny FP8\n\nUnlike the INT4 version, weights are FP8. There is also an NVFP4 export.\n",
+        "# tiny\n\n| weights are | in |\n|---|---|\n| weights are INT4 | other |\n",
+        "# tiny\n\n```text\nWeights are quantized to INT4.\n```\n\n> Weights are INT4.\n",
+        "# tiny\n\nThe model was quantized from an INT4 one. Activations are quantized to INT8.\n",
+        "# tiny\n\nThis model is not quantized to 4 bits. Are weights in INT4 faster?\n",
+        "---\nquantized_by: int4-lab\nbase_model: maker/tiny-int4\n---\n# tiny FP8\n",
+        "# tiny\n\nWeights are 8-bit (W8A8). See [weights are INT4](https://x.example/int4).\n",
+        "# tiny-FP8-KV4-INT4\n",
+    ],
+)
+def test_cards_that_claim_no_other_format_are_no_finding(
+    card: str, parent: Path, tmp_path: Path
+) -> None:
+    assert (
+        findings_of(tmp_path, parent, lambda child: child.files.update({"README.md": card})) == []
+    )
+
+
+@pytest.mark.parametrize("claimed", ["MXFP4", "NVFP4"])
+def test_blocks_of_fp4_are_told_by_their_size(claimed: str, tmp_path: Path) -> None:
+    child = export(tmp_path, "mxfp4")
+    (child / "README.md").write_text(f"# tiny {claimed}\n", encoding="utf-8")
+    subjects = [finding.subject for finding in compare(str(child)).findings]
+    assert subjects == ["README.md title"] * (claimed == "NVFP4")
+
+
+def _without_rope(shipment: Shipment) -> Shipment:
+    for key in ("rope_scaling", "rope_parameters"):
+        shipment.config.pop(key, None)
+    return shipment
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind", ["yarn", "default"])
+def test_positions_are_scaled_as_by_the_parent(key: str, kind: str, tmp_path: Path) -> None:
+    """A longer context by YaRN costs accuracy at every length."""
+    parent = str(_without_rope(parent_shipment()).write(tmp_path / "parent"))
+    child = _without_rope(child_shipment())
+    child.config |= {"rope_theta": 500000.0, key: {"rope_type": kind, "factor": 4.0}}
+    findings = compare(str(child.write(tmp_path / "child")), parent).findings
+    assert [f.subject for f in findings] == ["config.json rope_scaling"] * (kind == "yarn")
+    assert all("'yarn' here, and the parent scales no positions" in f.cause for f in findings)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_a_tie_that_is_lost_leaves_the_head_without_values(model_type: str, tmp_path: Path) -> None:
+    """Gemma ties where a configuration says nothing, llama does not."""
+    parent, child = parent_shipment(), child_shipment()
+    for shipment in (parent, child):
+        shipment.config["model_type"] = model_type
+        del shipment.tensors["lm_head.weight"]
+    parent.config["tie_word_embeddings"] = True
+    child.config.pop("tie_word_embeddings")
+    sides = str(child.write(tmp_path / "child")), str(parent.write(tmp_path / "parent"))
+    subjects = [finding.subject for finding in compare(*sides).findings]
+    assert subjects == ["config.json tie_word_embeddings"] * (model_type == "llama")
 
 
 HOSTILE = ('{"weight_map": {"a": 3}, "metadata": {"total_size": 1e999}}', "[1]", '{"merges": 3}',

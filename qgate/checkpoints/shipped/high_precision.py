@@ -24,6 +24,11 @@ EXCESS = 0.05
 """Share of the file by which tensors that are not quantized may be larger than the parent's."""
 OF_INPUTS = ("input_scale", "input_global_scale", "input_zero_point")
 ADAPTERS = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|adapter\w*)(\.|$)")
+UNTIED = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi", "phi3",
+    "granite", "olmo2", "deepseek_v3", "glm4", "gpt_oss",
+)  # fmt: skip
+"""Kinds of models whose heads are no embeddings where a configuration says nothing."""
 PLACES = {
     "of an adapter": ADAPTERS,
     "of a tower for images or sound": re.compile(
@@ -153,11 +158,14 @@ def untied_heads(child: Checkpoint, parent: Checkpoint) -> Iterator[CheckpointFi
     """Find a head that is said to be no embedding, and is not there."""
     states = [side.model_settings.get("tie_word_embeddings") for side in (child, parent)]
     is_stored = any(name.endswith(f"{TIED}.weight") or f"{TIED}." in name for name in child.entries)
-    if states == [False, True] and not is_stored:
+    is_untied = states[0] is False or (
+        states[0] is None and child.model_settings.get("model_type") in UNTIED
+    )
+    if is_untied and states[1] is True and not is_stored:
         yield CheckpointFinding(
             "config.json tie_word_embeddings",
-            f"it is False here and True in the parent, and no {TIED} is stored: set it to true, or "
-            f"store {TIED}.weight",
+            f"it is {'missing' if states[0] is None else 'False'} here and True in the parent, and "
+            f"no {TIED} is stored: set it to true, or store {TIED}.weight",
         )
 
 
