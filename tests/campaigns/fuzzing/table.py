@@ -54,7 +54,6 @@ NOT_READERS: dict[str, str] = {
     "qgate.results.rows:read": _OURS,
     "qgate.sweeps.files:draw_pictures": _OURS,
     "qgate.drawing.files:_draw_elsewhere": _OURS,
-    "qgate.drawing.files:_size": _OURS,
     "qgate.storage.access:local_files": _OURS,
     "qgate.storage.files:_holder": "a text that is only shown, cut and printable",
     "qgate.models.tiny:load": _OURS,
