@@ -24,6 +24,7 @@ from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.tiles import Tile, counts
 from qgate.checkpoints.weight_parts import MisfitError, Packing, Parts, StoredWeight
 from qgate.errors import QgateError, unknown
+from qgate.interruptions import raise_interruption, raised_by_users
 from qgate.storage.documents import read_document
 from qgate.storage.locations import user_location
 from qgate.text import one_line, shortened
@@ -177,7 +178,8 @@ def _returned_tables(path: str) -> Mapping[str, object]:
     try:
         function = runpy.run_path(str(Path(path).expanduser())).get("layout")
         tables = function() if callable(function) else None
-    except Exception as error:
+    except raised_by_users() as error:
+        raise_interruption()
         words = one_line(f"{type(error).__name__}: {error}")
         raise QgateError(f"the layout {path!r} cannot be run: {words}.") from error
     if not callable(function):

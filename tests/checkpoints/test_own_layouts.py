@@ -113,6 +113,7 @@ def test_a_function_describes_what_a_file_of_data_does(parent: str, tmp_path: Pa
         ("def layout(): return 3", "its function layout returns int and not keys with values"),
         ("def layout(): return {}", r"it has no \[\[weights\]\]"),
         ("def layout(): raise KeyError('scale')", "cannot be run: KeyError: 'scale'"),
+        ("raise SystemExit(0)", "cannot be run: SystemExit: 0"),
         ("def layout(:", "cannot be run: SyntaxError"),
         (None, "cannot be run: FileNotFoundError"),
     ],
