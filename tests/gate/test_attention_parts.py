@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import qgate
 from tests.campaigns.first_lines.planting import MODES, first_line_of
@@ -129,3 +129,36 @@ def test_a_fault_in_a_part_of_attention_is_named(
 def test_right_attention_is_green(right: str, name: str, mode: str, tmp_path: Path) -> None:
     for suite in ("forward", "gradients"):
         assert first_line_of(model(name), mode, planted(RIGHT[right]), suite, tmp_path) == ""
+
+
+class TorchAttention(nn.Module):
+    """Torch's own attention, which computes in another way where its parts are looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+        self.factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        hidden = torch.ones(2 * x.shape[1:2], dtype=torch.bool).triu(1)
+        y, _ = self.attention(self.factor * h, h, h, attn_mask=hidden, need_weights=False)
+        return x + y
+
+
+@pytest.mark.parametrize("mode", ["bf16", "fp16", "int8"])
+def test_attention_of_torch_is_green_and_its_scale_is_held(mode: str, tmp_path: Path) -> None:
+    def plant(network: nn.Module) -> None:
+        network.get_submodule("1").factor = 1.003
+
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Embedding(50, 32), TorchAttention(), TorchAttention(), nn.Linear(32, 50)
+    )
+    tokens = [torch.randint(50, (2, 40)) for _ in range(3)]
+    model = qgate.Model(network, tokens[:2], name="torch", calibration=tokens[2:])
+    assert first_line_of(model, mode, lambda _: None, "forward", tmp_path) == ""
+    line = first_line_of(model, mode, plant, "forward", tmp_path)
+    assert line.startswith("1.attention"), line
+    assert "1.003 times" in line

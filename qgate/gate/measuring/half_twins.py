@@ -51,17 +51,32 @@ class Twin:
         view = replace(segments.view, weights={})
         return cls(segments, Segments(segments.model, model, view))
 
-    @torch.no_grad()
     def differing(self, sample: Any) -> list[str]:
         """List sites at which code gives other bits, those behind another one too, in order."""
-        passed = taken(self.beside, sample)
-        right = replayed(self.beside, passed, sample)
-        names = dict.fromkeys([*right, *passed.actual])
-        return [
-            site
-            for site in names
-            if site not in right or not _are_equal(right[site], passed.actual[site])
-        ]
+        return _differing(self.beside, sample)
+
+    def telling(self, differing: Sequence[str], sample: Any) -> list[str]:
+        """Return those of the sites at which a run of the twin gives the bits of the twin.
+
+        Some modules compute in another way where something looks at their parts, as torch's
+        attention does.
+        """
+        if not differing:
+            return []
+        unsteady = set(_differing(replace(self.beside, model=self.beside.base), sample))
+        return [site for site in differing if site not in unsteady]
+
+
+@torch.no_grad()
+def _differing(segments: Segments, sample: Any) -> list[str]:
+    passed = taken(segments, sample)
+    right = replayed(segments, passed, sample)
+    names = dict.fromkeys([*right, *passed.actual])
+    return [
+        site
+        for site in names
+        if site not in right or not _are_equal(right[site], passed.actual[site])
+    ]
 
 
 def with_twin(
@@ -79,8 +94,10 @@ def with_twin(
     """
     twin = Twin.of(quantized, segments)
     is_red = {row.site for row in rows if _is_red(row)}
-    differing = twin.differing(next(probes(several(samples)))[0])
-    faults = dict(_faults(segments, [site for site in differing if site not in is_red]))
+    probe = next(probes(several(samples)))[0]
+    differing = twin.differing(probe)
+    telling = twin.telling([site for site in differing if site not in is_red], probe)
+    faults = dict(_faults(segments, telling))
     of_code = is_red - _products(segments)  # torch's own convolution may be wrong
     same = set(_same(twin, of_code, samples, long)) if of_code else set()
     judged_rows = [
