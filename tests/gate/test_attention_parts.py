@@ -136,8 +136,8 @@ class TorchAttention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(32)
-        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+        self.norm = nn.LayerNorm(64)
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
         self.factor = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -153,10 +153,9 @@ def test_attention_of_torch_is_green_and_its_scale_is_held(mode: str, tmp_path: 
         network.get_submodule("1").factor = 1.003
 
     torch.manual_seed(0)
-    network = nn.Sequential(
-        nn.Embedding(50, 32), TorchAttention(), TorchAttention(), nn.Linear(32, 50)
-    )
-    tokens = [torch.randint(50, (2, 40)) for _ in range(3)]
+    blocks = (TorchAttention() for _ in range(3))
+    network = nn.Sequential(nn.Embedding(97, 64), *blocks, nn.Linear(64, 97))
+    tokens = [torch.randint(97, (2, 40)) for _ in range(3)]
     model = qgate.Model(network, tokens[:2], name="torch", calibration=tokens[2:])
     assert first_line_of(model, mode, lambda _: None, "forward", tmp_path) == ""
     line = first_line_of(model, mode, plant, "forward", tmp_path)

@@ -151,7 +151,7 @@ def twin_faults(
     twin: SegmentGradients,
     known: Mapping[str, str],
     right: Callable[[], SegmentGradients],
-    is_farther: Callable[[str], bool | None],
+    is_farther: Callable[[str], bool],
     dtype: str,
 ) -> Iterator[tuple[str, str]]:
     """Yield faults of gradients in 16 bits, given those that FP32 code finds.
@@ -161,22 +161,20 @@ def twin_faults(
     other places on the way back, as a fused activation does, is as near to FP32 as that code.
 
     right       gradients of such a run
-    is_farther  tells if a site's gradient is farther from FP32 than that run's; None if unknown
+    is_farther  tells if a site's gradient is farther from FP32 than that run's
     """
     for site, errors in twin.errors.items():
         error = errors.worst.error
         if not error > 0 and not math.isnan(error):
             continue
-        limit = (_TWIN_ROUNDINGS * errors.unit) ** 2
-        is_beyond = not error <= limit
-        of_right = None if is_beyond else right().errors.get(site)
+        of_right = right().errors.get(site)
+        noise = 0.0 if of_right is None else of_right.worst.error
+        limit = max((_TWIN_ROUNDINGS * errors.unit) ** 2, 2 * noise)
         if site in known:
             yield site, known[site]
-        elif is_beyond or (of_right is not None and of_right.worst.error == 0):
-            is_far = is_farther(site)
-            if is_far or (is_far is None and is_beyond):
-                words = _pattern(errors, min(limit, error / 2), site in twin.parameters)
-                yield site, f"{OF_TWIN.format(dtype)}: {words}"
+        elif not error <= limit or (of_right is not None and noise == 0 and is_farther(site)):
+            words = _pattern(errors, min(limit, error / 2), site in twin.parameters)
+            yield site, f"{OF_TWIN.format(dtype)}: {words}"
     yield from ((site, words) for site, words in known.items() if site not in twin.errors)
 
 
@@ -289,10 +287,10 @@ class GradientCode:
                     alone, [(*pair, take_gradients(alone, pair[0])) for pair in runs]
                 )
 
-            def is_farther(site: str) -> bool | None:
+            def is_farther(site: str) -> bool:
                 right, errors = of_right_code(), gradients.errors.get(site)
                 of_right = None if right is None else right.errors.get(site)
-                return None if errors is None or not of_right else _is_farther(errors, of_right)
+                return errors is not None and of_right is not None and _is_farther(errors, of_right)
 
             if not twin.is_other_code:  # which may round otherwise on the way back, too
                 faults = dict(twin_faults(twin, faults, of_twin, is_farther, dtype))
