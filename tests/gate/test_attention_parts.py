@@ -136,28 +136,44 @@ class TorchAttention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(64)
+        self.norm, self.second_norm = nn.LayerNorm(64), nn.LayerNorm(64)
         self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
         self.factor = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
         hidden = torch.ones(2 * x.shape[1:2], dtype=torch.bool).triu(1)
-        y, _ = self.attention(self.factor * h, h, h, attn_mask=hidden, need_weights=False)
-        return x + y
+        q = h if self.factor == 1 else self.factor * h  # one product makes all where q is k is v
+        y, _ = self.attention(q, h, h, attn_mask=hidden, need_weights=False)
+        x = x + y
+        return x + self.down(nn.functional.gelu(self.up(self.second_norm(x))))
+
+
+class TorchNetwork(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(97, 64)
+        self.layers = nn.ModuleList(TorchAttention() for _ in range(3))
+        self.head = nn.Linear(64, 97)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
 
 
 @pytest.mark.parametrize("mode", ["bf16", "fp16", "int8"])
 def test_attention_of_torch_is_green_and_its_scale_is_held(mode: str, tmp_path: Path) -> None:
     def plant(network: nn.Module) -> None:
-        network.get_submodule("1").factor = 1.003
+        network.get_submodule("layers.1").factor = 1.003
 
     torch.manual_seed(0)
-    blocks = (TorchAttention() for _ in range(3))
-    network = nn.Sequential(nn.Embedding(97, 64), *blocks, nn.Linear(64, 97))
-    tokens = [torch.randint(97, (2, 40)) for _ in range(3)]
-    model = qgate.Model(network, tokens[:2], name="torch", calibration=tokens[2:])
+    network = TorchNetwork()
+    tokens = [torch.randint(97, (2, 40)) for _ in range(4)]
+    model = qgate.Model(network, tokens[:3], name="torch", calibration=tokens[3:])
     assert first_line_of(model, mode, lambda _: None, "forward", tmp_path) == ""
     line = first_line_of(model, mode, plant, "forward", tmp_path)
-    assert line.startswith("1.attention"), line
+    assert line.startswith("layers.1.attention"), line
     assert "1.003 times" in line
