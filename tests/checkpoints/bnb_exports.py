@@ -9,7 +9,7 @@ import torch
 from bitsandbytes import functional
 from torch import Tensor
 
-from tests.checkpoints.exports import parent_tensors, write
+from tests.checkpoints.exports import with_stored, write
 
 RIGHT = ("nf4", "nf4-double", "fp4", "fp4-double", "nf4-large", "int8")
 
@@ -51,14 +51,7 @@ def configuration(scheme: str) -> dict[str, Any]:
 
 
 def tensors_of(scheme: str) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for name, x in parent_tensors().items():
-        if "_proj" not in name:
-            tensors[name] = x
-            continue
-        module = name.removesuffix(".weight")
-        tensors |= {f"{module}.{ending}": part for ending, part in stored(x, scheme)[0].items()}
-    return tensors
+    return with_stored(lambda weight: stored(weight, scheme)[0])
 
 
 def export(folder: Path, scheme: str) -> Path:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tests.checkpoints import gguf_exports, onnx_exports, own_exports, torchao_exports
 from tests.checkpoints.exports import export as compressed
-from tests.checkpoints.exports import parent_tensors, write
+from tests.checkpoints.exports import parent_tensors, with_stored, write
 from tests.checkpoints.references import awq_parts, gptq_parts, nearest, with_stored_scales
 from tests.checkpoints.shipped_exports import NETWORK, parent_shipment
 
@@ -45,13 +45,7 @@ OWN_NAMES = {
 
 
 def _by_parts(folder: Path, settings: dict[str, Any], parts: Callable[[Tensor], Tensors]) -> Path:
-    tensors: Tensors = {}
-    for name, x in parent_tensors().items():
-        if "_proj" not in name:
-            tensors[name] = x
-            continue
-        module = name.removesuffix(".weight")
-        tensors |= {f"{module}.{ending}": part for ending, part in parts(x.float()).items()}
+    tensors = with_stored(lambda weight: parts(weight.float()))
     return write(folder, tensors, {"quantization_config": settings})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,18 @@ def parent_tensors(
             tensors[f"{prefix}{name}.weight"] = 1 + draw(width)
     tensors["model.norm.weight"] = 1 + draw(width)
     tensors["lm_head.weight"] = draw(VOCABULARY, width)
+    return tensors
+
+
+def with_stored(stored: Callable[[Tensor], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the small llama with what is stored of each projection, by ending."""
+    tensors: dict[str, Tensor] = {}
+    for name, x in parent_tensors().items():
+        if "_proj" not in name:
+            tensors[name] = x
+            continue
+        module = name.removesuffix(".weight")
+        tensors |= {f"{module}.{ending}": part for ending, part in stored(x).items()}
     return tensors
 
 

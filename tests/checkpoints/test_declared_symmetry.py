@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from qgate.checkpoints.comparison import compare
-from tests.checkpoints.exports import parent_tensors, write
+from tests.checkpoints.exports import with_stored, write
 from tests.checkpoints.references import (
     IntegerWeight,
     awq_parts,
@@ -28,14 +28,11 @@ GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 def _export(
     folder: Path, parts: Parts, settings: dict[str, Any], symmetric: bool, group: int = 32
 ) -> str:
-    tensors: dict[str, Tensor] = {}
-    for name, x in parent_tensors().items():
-        if "_proj" not in name:
-            tensors[name] = x
-            continue
-        module = name.removesuffix(".weight")
-        quantized = with_stored_scales(nearest(x.float(), group=group, symmetric=symmetric))
-        tensors |= {f"{module}.{ending}": part for ending, part in parts(quantized).items()}
+    def stored(weight: Tensor) -> dict[str, Tensor]:
+        quantized = nearest(weight.float(), group=group, symmetric=symmetric)
+        return parts(with_stored_scales(quantized))
+
+    tensors = with_stored(stored)
     return str(write(folder, tensors, {"quantization_config": settings}))
 
 
