@@ -47,8 +47,9 @@ and nothing of their room imports them."""
 BRINGING_FLOOR = 8.5
 TORCH_FREE = ("gate", "results", "charts", "page", "records", "text")
 """Rooms that work without torch."""
-MEASURING = ("gate.measuring",)
+MEASURING = ("gate.measuring", "gate.serving")
 """Folders of such rooms that measure, and so use torch; the files beside them do not."""
+_WITHIN_MEASURING = tuple(f"{folder}." for folder in MEASURING)
 SHOWING = ("findings", "page", "plots", "record", "tables", "texts")
 """Files of any room that work without torch: what shows a record reads nothing else."""
 NO_ENVIRONMENT = (
@@ -115,7 +116,7 @@ HIDDEN_IMPORTS = {
 }
 NUMERIC = (
     "formats", "stats", "modes", "models", "scales", "arithmetics", "expected", "kernel_checks",
-    "relations", "causes", "capture", "hooks", "kernels", "gate.measuring",
+    "relations", "causes", "capture", "hooks", "kernels", "gate.measuring", "gate.serving",
 )  # fmt: skip
 """Rooms whose tensors are on any device: torch divides by a number otherwise than by a tensor."""
 DIVISIONS = {
@@ -969,7 +970,7 @@ def name_comparison_violations(package_dir: Path) -> list[str]:
 def _name_comparisons(module: Module) -> list[ast.expr]:
     """Comparisons of a scope, or in the rooms of limits of a kind, with texts or constants."""
     inside = module.name.partition(".")[2]
-    has_limits = module.room in OF_LIMITS and not f"{inside}.".startswith("gate.measuring.")
+    has_limits = module.room in OF_LIMITS and not f"{inside}.".startswith(_WITHIN_MEASURING)
     names = ("scope", "kind") if has_limits else ("scope",)
     matched = [node.subject for node in module.nodes if isinstance(node, ast.Match)]
     return [subject for subject in matched if _named(subject) in names] + [

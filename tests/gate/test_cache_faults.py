@@ -13,9 +13,8 @@ from torch import Tensor
 
 from qgate import models, modes, quantize
 from qgate.gate.measured import Measured
-from qgate.gate.measuring.cache_rows import cache_rows
-from qgate.gate.measuring.cache_traces import RunTraces
 from qgate.gate.measuring.site_rows import ModelSites
+from qgate.gate.serving.cache_rows import ServedCaches
 from qgate.models import Model
 from qgate.modes.attention import core as core_module
 from qgate.modes.attention.casting import StoredSide
@@ -45,11 +44,11 @@ def rows_of(loaded: tuple[Model, modes.Calibration], name: str) -> list[Measured
     mode = modes.find_mode(name, "other")
     given = scales if mode.calibrated else None
     quantized = modes.apply(mode, model, given)
-    run = RunTraces(quantized)
+    run = ServedCaches(quantized)
     with torch.no_grad(), run.watch():
         quantized.model(torch.cat(list(model.inputs)))
     order = {site.name: number for number, site in enumerate(model.sites())}
-    return cache_rows(quantized, model, run, ModelSites(order, model.layer_of))
+    return run.rows(model, ModelSites(order, model.layer_of))
 
 
 def findings(rows: list[Measured]) -> dict[str, str]:

@@ -12,8 +12,7 @@ from torch import Tensor
 from qgate import Model, modes
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.site_rows import ModelSites
-from qgate.gate.measuring.state_rows import state_rows
-from qgate.gate.measuring.state_traces import StateRunTraces
+from qgate.gate.serving.state_rows import ServedMixers
 from qgate.models.mamba.state import MixerState
 from qgate.models.recurrent import scans
 from qgate.modes.states import planning
@@ -34,11 +33,11 @@ BOTH = ("Mamba2", "Qwen3Next")
 
 def rows_of(model: Model, name: str) -> list[Measured]:
     quantized = modes.apply(modes.find_mode(name, "other"), model)
-    run = StateRunTraces(quantized)
+    run = ServedMixers(quantized)
     with torch.no_grad(), run.watch():
         quantized.model(torch.cat(list(model.inputs)))
     order = {site.name: number for number, site in enumerate(model.sites())}
-    return state_rows(quantized, model, run, ModelSites(order, model.layer_of))
+    return run.rows(model, ModelSites(order, model.layer_of))
 
 
 @share(40)

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from qgate import modes
 from qgate.gate.measured import Measured
-from qgate.gate.measuring import state_traces
 from qgate.gate.measuring.site_rows import ModelSites
-from qgate.gate.measuring.state_rows import state_rows
-from qgate.gate.measuring.state_traces import StateRunTraces
+from qgate.gate.serving import state_traces
+from qgate.gate.serving.state_rows import ServedMixers
 from qgate.models import Model
 from qgate.models.mamba import network, scanning
 from qgate.models.mamba.scanning import Scan
@@ -38,11 +37,11 @@ def model() -> Model:
 
 def rows_of(model: Model, name: str) -> list[Measured]:
     quantized = modes.apply(modes.find_mode(name, "mamba"), model)
-    run = StateRunTraces(quantized)
+    run = ServedMixers(quantized)
     with torch.no_grad(), run.watch():
         quantized.model(torch.cat(list(model.inputs)))
     order = {site.name: number for number, site in enumerate(model.sites())}
-    return state_rows(quantized, model, run, ModelSites(order, model.layer_of))
+    return run.rows(model, ModelSites(order, model.layer_of))
 
 
 @share(12)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from qgate import QgateError, models, modes
-from qgate.gate.measuring.cache_rows import cache_rows
-from qgate.gate.measuring.cache_traces import RunTraces, attentions_of
 from qgate.gate.measuring.site_rows import ModelSites
+from qgate.gate.serving.cache_rows import ServedCaches
+from qgate.gate.serving.cache_traces import attentions_of
 from qgate.models import Model
 from qgate.modes.attention import sources
 from qgate.modes.attention.core import AttentionCore
@@ -192,13 +192,13 @@ def test_a_decoder_is_held_like_tiny_llama(kind: str, tmp_path: Path) -> None:
         mode = modes.find_mode(name, "other")
         given = scales if mode.calibrated else None
         quantized = modes.apply(mode, model, given)
-        run = RunTraces(quantized)
+        run = ServedCaches(quantized)
         with torch.no_grad(), run.watch():
             logits = quantized.model(torch.cat(list(model.inputs)))
             plain = model(torch.cat(list(model.inputs)))
         error = float((logits - plain).square().mean() / plain.square().mean())
         assert 1e-9 < error < 0.05, name
-        rows = cache_rows(quantized, model, run, ModelSites({}, lambda _site: ""))
+        rows = run.rows(model, ModelSites({}, lambda _site: ""))
         assert findings(rows) == {}, name
         layers = 1 if kind in {*HYBRIDS, "Jamba"} - {"FalconH1"} else 2
         layers = 3 if kind == "Zamba2" else layers
@@ -307,9 +307,9 @@ def test_a_window_that_is_off_by_one_is_named(
             return visible(self, *args)
 
     quantized = modes.apply(modes.find_mode(name, "other"), model)
-    run = RunTraces(quantized)
+    run = ServedCaches(quantized)
     monkeypatch.setattr(AttentionCore, "visible", off)
-    red = findings(cache_rows(quantized, model, run, ModelSites({}, lambda _site: "")))
+    red = findings(run.rows(model, ModelSites({}, lambda _site: "")))
     words = f"the sliding window is one token {'short' if step < 0 else 'long'}"
     assert any(words in text for text in red.values()), red
     with torch.no_grad(), pytest.raises(QgateError, match="masks of nothing but later tokens"):
@@ -329,9 +329,7 @@ def test_positions_that_are_not_scaled_and_another_factor_of_scores_are_red(tmp_
                 attention.core.attend.scaling = None
             else:
                 attention.core.rope = replace(source.positions, speeds=(), in_pairs=False).turn
-        red = findings(
-            cache_rows(quantized, model, RunTraces(quantized), ModelSites({}, lambda _site: ""))
-        )
+        red = findings(ServedCaches(quantized).rows(model, ModelSites({}, lambda _site: "")))
         assert any(words in text for text in (*red.values(), *red)), red
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from qgate import modes
-from qgate.gate.measuring.cache_rows import cache_rows
-from qgate.gate.measuring.cache_traces import RunTraces, attentions_of
 from qgate.gate.measuring.site_rows import ModelSites
+from qgate.gate.serving.cache_rows import ServedCaches
+from qgate.gate.serving.cache_traces import attentions_of
 from qgate.modes.attention.core import Attend, AttentionCore, LatentCore
 from qgate.modes.attention.sources import AttentionSource
 from tests.gate.test_cache_faults import findings
@@ -110,11 +110,11 @@ FAULTS: dict[Plant, tuple[str, str]] = {
 def red_rows(kind: str, path: Path, run_too: bool = False) -> dict[str, str]:
     model, mode = decoder(path, kind), modes.find_mode("kv-fp8", "other")
     quantized = modes.apply(mode, model, modes.measure(model, modes.CalibrationSettings()))
-    run = RunTraces(quantized)
+    run = ServedCaches(quantized)
     if run_too:
         with torch.no_grad(), run.watch():
             quantized.model(torch.cat(list(model.inputs)))
-    return findings(cache_rows(quantized, model, run, ModelSites({}, lambda _site: "")))
+    return findings(run.rows(model, ModelSites({}, lambda _site: "")))
 
 
 @share(8)
@@ -149,5 +149,5 @@ def test_positions_of_yarn_that_are_not_scaled_are_red(
     for attention in attentions_of(quantized).values():
         attention.core.rope = replace(attention.source.positions, **changed).turn
     sites = ModelSites({}, lambda _site: "")
-    red = findings(cache_rows(quantized, model, RunTraces(quantized), sites))
+    red = findings(ServedCaches(quantized).rows(model, sites))
     assert "keys that are cast are" in red["cache:keys"], red

@@ -59,6 +59,7 @@ from qgate.modes import Mode, Quantized, apply
 if TYPE_CHECKING:
     from qgate.gate.measuring.attention_arithmetic import RunAttention
     from qgate.gate.measuring.gradient_code import GradientCode
+    from qgate.gate.serving.served_state import ServedState
 
 # Bytes of logits that wait for the task suite: 35 modes of tiny-mamba take 180 MB.
 _LOGITS = 1 << 28
@@ -94,10 +95,13 @@ class Bench(LoadedModel):
         inputs, together = self.model.inputs, self.runs_together(mode)
         segments, meant = self.segments(quantized), self.meant_of(quantized)
         holding = late.holding.Holding(quantized, self.model, meant, segments.met_shapes)
-        caches = None if mode.attention is None else late.cache_traces.RunTraces(quantized)
-        states = None if mode.states is None else late.state_traces.StateRunTraces(quantized)
+        served: list[ServedState] = []
+        if mode.attention is not None:
+            served.append(late.cache_rows.ServedCaches(quantized))
+        if mode.states is not None:
+            served.append(late.state_rows.ServedMixers(quantized))
         with contextlib.ExitStack() as stack:
-            for watch in (w.watch for w in (holding, caches, states) if w is not None):
+            for watch in (holding.watch, *(state.watch for state in served)):
                 stack.enter_context(watch())
             carried = outer_tensors(
                 quantized.model, inputs, None, together, segments.watch, self.at_once
@@ -116,10 +120,8 @@ class Bench(LoadedModel):
         base = self.model.in_basis(quantized.model.basis)
         if mixtures_of(base.module):
             rows += late.expert_rows.expert_rows(quantized, base, meant, self._places)
-        if caches is not None:
-            rows += late.cache_rows.cache_rows(quantized, base, caches, self._places)
-        if states is not None:
-            rows += late.state_rows.state_rows(quantized, base, states, self._places)
+        for state in served:
+            rows += state.rows(base, self._places)
         return holding.attach(unless_idle(rows) if self._chosen is None else rows, self._places)
 
     def with_reference_attention(

@@ -1,15 +1,14 @@
-"""Rows of the sites of one model, and values of several ways to serve that were held there."""
+"""Rows of the sites of one model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from qgate.gate.measured import Conformance, Measured
-from qgate.gate.measuring.conformance import METRIC
+from qgate.gate.measured import Measured
 from qgate.gate.measuring.site_errors import Pairs, site_errors
 from qgate.modes.plan import Plan, PlanEntry
 
@@ -61,35 +60,6 @@ class ModelSites:
         details |= {"floor": limit, "parts": {"worst_token": {"relative_mse": worst}}}
         why = {"isolated": reason} if reason else None
         return self.row(site, "isolated", order, {"relative_mse": error}, why=why, **details)
-
-
-@dataclass
-class HeldWays:
-    """Values that were held bit for bit in several ways to serve, and the first fault in words."""
-
-    ways: int = 0
-    wrong_ways: list[str] = field(default_factory=list)
-    values: int = 0
-    differing: int = 0
-    words: str = ""
-
-    def add(self, way: str, values: int, differing: int, fault: Callable[[], str]) -> None:
-        """Add what one way gave; `fault` is asked where it is the first that differs."""
-        self.ways += 1
-        self.values += values
-        self.differing += differing
-        if differing:
-            self.words = self.words or fault()
-            self.wrong_ways.append(way.replace("_", " "))
-
-    def conformance(self) -> Conformance:
-        """Return the figures of all ways, with the fault and the ways that have it in words."""
-        about = f"{self.values:,} values of {self.ways} ways to serve"
-        if self.wrong_ways:
-            are_some = len(self.wrong_ways) < self.ways
-            only = f"; only in {' and '.join(self.wrong_ways)}" if are_some else ""
-            about = f"{self.words}{only}"
-        return Conformance(METRIC, self.values, self.differing, about)
 
 
 def static_rows(plan: Plan, sites: ModelSites) -> list[Measured]:

@@ -1,9 +1,4 @@
-"""Traces of recurrent states: what was stored after each token, and what the next token read.
-
-The same inputs of the reference are served three ways, each by states that another request has used
-before: token by token, as one prefill, and as prefill in chunks. A trace of the free run is taken
-as well.
-"""
+"""Traces of recurrent states: what was stored after each token, and what the next token read."""
 
 from __future__ import annotations
 
@@ -16,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qgate.gate.measuring.cache_traces import RUN, ways
 from qgate.gate.measuring.segment_probes import several
+from qgate.gate.serving.served_state import RUN, ways
 from qgate.hooks import ModuleHooks
 from qgate.models import Model
 from qgate.models.mamba.scanning import ScanResult
@@ -146,7 +141,7 @@ def _watch_store(
             chosen_numbers = [
                 n for n, token in enumerate(numbers) if taking is None or taking.wants(token)
             ]
-            rows = slice(None) if taking is None else taking.rows
+            rows = slice(None) if taking is None else taking.samples
             trace.tokens += [numbers[n] for n in chosen_numbers]
             trace.sources += [source[n : n + 1, rows].clone() for n in chosen_numbers]
             trace.stored += [stored[n : n + 1, rows].clone() for n in chosen_numbers]
@@ -160,7 +155,7 @@ class StateRunTraces:
     def __init__(self, quantized: Quantized) -> None:
         self.quantized = quantized
         self.traces: list[StateTrace] = []
-        self.length, self.rows = 0, [0]
+        self.length, self.samples = 0, [0]
 
     def wants(self, token: int) -> bool:
         """Tell if a token is held."""
@@ -183,11 +178,11 @@ class StateRunTraces:
         def before(_module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
             inputs = mixer.inputs(side, args, kwargs)
             first = next(iter(inputs.tokens.values()))
-            self.length, self.rows = first.shape[1], sorted({0, len(first) - 1})
-            _take_inputs(trace, mixer, inputs.changed(lambda x: x.detach()[self.rows]))
+            self.length, self.samples = first.shape[1], sorted({0, len(first) - 1})
+            _take_inputs(trace, mixer, inputs.changed(lambda x: x.detach()[self.samples]))
 
         def after(_module: nn.Module, _args: Any, result: Any) -> None:
-            trace.output = _output(result).detach()[self.rows].transpose(0, 1)
+            trace.output = _output(result).detach()[self.samples].transpose(0, 1)
             trace.chunks = (self.length,)
             self.traces.append(trace)
             # One pass is enough: the hooks would slow down the others.

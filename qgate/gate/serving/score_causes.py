@@ -8,14 +8,13 @@ import numpy as np
 
 from qgate.formats import Quantizer
 from qgate.formats.options import Floats
-from qgate.gate.measuring.cache_checks import ExpectedTrace, array
+from qgate.gate.serving.cache_checks import ExpectedTrace
+from qgate.gate.serving.served_state import MARGIN, array
 from qgate.modes.attention import definition
 
 _UNEXPLAINED = 1e-3
 """The share of a difference that one factor may leave."""
 _NEAR = 1e-3
-_MARGIN = 16.0
-"""Times the noise of the definition up to which another result is called the run's."""
 
 
 def score_words(expected: ExpectedTrace) -> str:
@@ -30,10 +29,10 @@ def score_words(expected: ExpectedTrace) -> str:
         return _factor_words(expected, factors)
     for words, keys, scaling in _other_scores(expected):
         other = expected.scores_of(keys, scaling=scaling)
-        if expected.score_errors(other).max() <= _MARGIN * expected.score_limit:
+        if expected.score_errors(other).max() <= MARGIN * expected.score_limit:
             return words
     exact = expected.scores_of(expected.exact_keys, queries=expected.turned)
-    if expected.score_errors(exact).max() <= _MARGIN * expected.score_limit:
+    if expected.score_errors(exact).max() <= MARGIN * expected.score_limit:
         return "scores are those of queries and keys that are not quantized"
     return "scores are not the product of what is asked and read"
 
@@ -154,10 +153,10 @@ def value_words(expected: ExpectedTrace) -> str:
     }
     for words, other in candidates.items():
         context = definition.context(expected.weights, other, expected.values, expected.exact)
-        if expected.context_errors(context).max() <= _MARGIN * expected.limit:
+        if expected.context_errors(context).max() <= MARGIN * expected.limit:
             return words
     plain = definition.softmax(expected.actual_scores)
     context = definition.context(plain, values, expected.values, expected.exact)
-    if expected.context_errors(context).max() <= _MARGIN * expected.limit:
+    if expected.context_errors(context).max() <= MARGIN * expected.limit:
         return "weights are read before they are quantized"
     return "the context is not the product of weights and values"

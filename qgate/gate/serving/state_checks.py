@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +9,10 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from qgate.expected.noise import FUNCTION_ROUNDINGS, MARGIN
+from qgate.expected.noise import MARGIN
 from qgate.formats.options import Floats
-from qgate.gate.measuring.cache_checks import STEP, UNIT, array, moved, row_errors
-from qgate.gate.measuring.state_traces import StateTrace
+from qgate.gate.serving.served_state import array, moved, noise_limit, row_errors
+from qgate.gate.serving.state_traces import StateTrace
 from qgate.modes.states import definition
 from qgate.modes.states.choices import StateChoice
 from qgate.modes.states.recurrences import RECURRENCES, Recurrence
@@ -172,7 +171,8 @@ class ExpectedState:
 
     @cached_property
     def state_limit(self) -> float:
-        return self._limit(self.states_after(self.kept(self.actual), moved), self.states)
+        shifted = self.states_after(self.kept(self.actual), moved)
+        return noise_limit(shifted, self.states, MARGIN * 2)
 
     def outputs_of(self, states: Floats, change: Change = unchanged) -> Floats:
         """Return the outputs of states."""
@@ -224,9 +224,7 @@ class ExpectedState:
     @cached_property
     def output_limit(self) -> float:
         if self.of.side == "conv":
-            return self._limit(self.convolved(self.actual, change=moved), self.output)
-        return self._limit(self.outputs_of(self.source[self.places], moved), self.output)
-
-    def _limit(self, shifted: Floats, right: Floats) -> float:
-        sensitivity = math.sqrt(float(row_errors(shifted, right).max())) / STEP
-        return min(1.0, (UNIT * (MARGIN * 2 * sensitivity + FUNCTION_ROUNDINGS)) ** 2)
+            shifted = self.convolved(self.actual, change=moved)
+        else:
+            shifted = self.outputs_of(self.source[self.places], moved)
+        return noise_limit(shifted, self.output, MARGIN * 2)

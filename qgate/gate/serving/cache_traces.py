@@ -1,9 +1,4 @@
-"""Traces of attention over a quantized cache: what was written, what the last query read.
-
-The same keys and values of the reference are served three ways, each by a cache that served another
-request before: token by token, as one prefill, and as prefill in chunks. A trace of the free run is
-taken as well.
-"""
+"""Traces of attention over a quantized cache: what was written, what the last query read."""
 
 from __future__ import annotations
 
@@ -18,6 +13,7 @@ from torch import Tensor, nn
 
 from qgate.gate.measuring.passes import flow
 from qgate.gate.measuring.segment_probes import several
+from qgate.gate.serving.served_state import RUN, ways
 from qgate.hooks import ModuleHooks
 from qgate.models import Model
 from qgate.models.rows import is_text
@@ -29,7 +25,6 @@ from qgate.modes.attention.sources import sum_of
 TOKENS = 77
 """Tokens of each request: beyond the first capacity of a cache, and no multiple of a chunk."""
 _CHUNKS = (16, 32, 1, 16)
-RUN = "the free run"
 
 
 @dataclass
@@ -88,7 +83,7 @@ def served_traces(quantized: Quantized, base: Model) -> Iterator[CacheTrace]:
         length = sides[0].shape[2]
         # Another request: the same texts, one row further and backwards.
         earlier = [side.roll(1, 0).flip(2) for side in sides]
-        for way, chunks in ways(length).items():
+        for way, chunks in ways(length, _CHUNKS).items():
             cache.reset()
             cache.write(earlier[1], earlier[2])
             cache.attend(earlier[0])
@@ -101,14 +96,6 @@ def served_traces(quantized: Quantized, base: Model) -> Iterator[CacheTrace]:
                 served.context = _serve(cache, served)
             tapped.fill(served)
             yield served
-
-
-def ways(length: int, sizes: Sequence[int] = _CHUNKS) -> dict[str, list[int]]:
-    """Return the numbers of tokens that each way of serving takes at once."""
-    chunks: list[int] = []
-    while sum(chunks) < length:
-        chunks.append(min(sizes[len(chunks) % len(sizes)], length - sum(chunks)))
-    return {"decode": [1] * length, "prefill": [length], "chunked_prefill": chunks}
 
 
 def _serve(cache: QuantizedCache, trace: CacheTrace) -> Tensor:
@@ -190,10 +177,11 @@ def _square(parts: Sequence[Tensor], heads: int, length: int) -> Tensor:
     return whole
 
 
-class RunTraces:
+class CacheRunTraces:
     """Traces of the first pass of a free run: its first and its last sample."""
 
     def __init__(self, quantized: Quantized) -> None:
+        self.quantized = quantized
         self.attentions = attentions_of(quantized)
         self.traces: dict[str, CacheTrace] = {}
 

@@ -9,19 +9,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN
+from qgate.expected.noise import FUNCTION_ROUNDINGS, MARGIN
 from qgate.formats.options import Floats
-from qgate.gate.measuring.cache_traces import CacheTrace
+from qgate.gate.serving.cache_traces import CacheTrace
+from qgate.gate.serving.served_state import UNIT, array, moved, noise_limit, row_errors
 from qgate.modes.attention import definition
 from qgate.modes.attention.choices import AttentionChoices, TensorChoice
 from qgate.modes.attention.planning import range_site, ranged_side
 from qgate.modes.attention.positions import RotaryPositions
-
-UNIT = ARITHMETICS["float32"]
-STEP = 2.0**-12
 
 
 @dataclass(frozen=True)
@@ -238,10 +234,8 @@ class ExpectedTrace:
         )
 
     def _limit(self, shifted: Floats, right: Floats) -> float:
-        sensitivity = math.sqrt(float(row_errors(shifted, right).max())) / STEP
         growth = max(1.0, math.sqrt(max(self.trace.length, self.turned.shape[-1])) / 2)
-        noise = (MARGIN * growth + self.trace.length) * sensitivity + FUNCTION_ROUNDINGS
-        return min(1.0, (UNIT * noise) ** 2)
+        return noise_limit(shifted, right, MARGIN * growth + self.trace.length)
 
     def _seen(self, scores: Floats) -> Floats:
         return np.where(self.visible, scores, 0)
@@ -276,27 +270,3 @@ class ExpectedTrace:
         if actual.shape != expected.shape:
             return np.full(expected.shape[:-1], np.inf)
         return row_errors(actual, expected)
-
-
-def moved(x: Floats) -> Floats:
-    """Move each number by a small relative step, up or down at random."""
-    steps = np.random.default_rng(x.size).choice([-1.0, 1.0], x.shape)
-    return np.asarray(x * (1 + STEP * steps))
-
-
-def row_errors(actual: Floats, expected: Floats) -> Floats:
-    """Return the squared error of each row, as a share of its energy or the usual one's."""
-    with np.errstate(over="ignore"):
-        energy = np.square(expected).sum(-1)
-        scale = np.maximum(np.maximum(energy, np.median(energy)), np.finfo(np.float64).tiny)
-        return np.asarray(np.nan_to_num(np.square(actual - expected).sum(-1) / scale, nan=np.inf))
-
-
-def relative_mse(actual: Floats, reference: Floats) -> float:
-    """Return the squared error of all rows together, as a share of their energy."""
-    energy = max(float(np.square(reference).sum()), np.finfo(np.float64).tiny)
-    return float(np.square(actual - reference).sum()) / energy
-
-
-def array(tensor: Tensor) -> Floats:
-    return np.asarray(tensor.detach().to(torch.float64).cpu().numpy())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,17 +10,21 @@ import numpy as np
 from qgate.formats import Quantizer
 from qgate.formats.definition import quantize
 from qgate.formats.options import Floats
-from qgate.gate.measuring.attention_causes import value_words
-from qgate.gate.measuring.cache_checks import ExpectedTrace, array, row_errors
+from qgate.gate.serving.cache_checks import ExpectedTrace
+from qgate.gate.serving.score_causes import value_words
+from qgate.gate.serving.served_state import (
+    MARGIN,
+    Candidate,
+    array,
+    first_words,
+    places,
+    row_errors,
+)
 from qgate.modes.attention import definition
 from qgate.modes.attention.choices import TensorChoice
 from qgate.modes.attention.planning import range_site
 
-Candidate = tuple[str, Floats | None]
-"""Words for a fault, and the tensor that it gives; made one by one until one is the run's."""
 _OTHER = {"keys": "values", "values": "keys", "queries": "keys"}
-_MARGIN = 16.0
-"""Times the noise of the definition up to which another context is called the run's."""
 
 
 def source_words(expected: ExpectedTrace, side: str) -> str:
@@ -42,12 +46,6 @@ def source_words(expected: ExpectedTrace, side: str) -> str:
         ),
     )
     return words or f"the {noun} that are cast are not those of the projection"
-
-
-def first_words(candidates: Iterable[Candidate], explains: Callable[[Floats], bool]) -> str:
-    """Return the words of the first fault that explains what a run did; empty without one."""
-    tensors = ((words, other) for words, other in candidates if other is not None)
-    return next((words for words, other in tensors if explains(other)), "")
 
 
 def _source_candidates(expected: ExpectedTrace, side: str) -> Iterator[Candidate]:
@@ -176,24 +174,6 @@ def _length_words(actual: Floats, right: Floats) -> str:
     return words
 
 
-def places(wrong: np.ndarray, axes: Sequence[str] = ("request", "head", "token")) -> str:
-    """Name the requests, heads and tokens that are wrong, where that is not all of them."""
-    names = []
-    for axis, name in enumerate(axes):
-        other_axes = tuple(number for number in range(wrong.ndim) if number != axis)
-        listed = np.flatnonzero(wrong.any(other_axes))
-        if len(listed) == wrong.shape[axis]:
-            continue
-        first, last = int(listed[0]), int(listed[-1])
-        if len(listed) == 1:
-            names.append(f"{name} {first}")
-        elif last - first + 1 == len(listed):
-            names.append(f"{name}s {first} to {last}")
-        else:
-            names.append(f"{len(listed)} {name}s from {first} to {last}")
-    return f" ({', '.join(names)})" if names else ""
-
-
 def context_words(expected: ExpectedTrace) -> str:
     """Say what queries attend to in the place of what they should, and from which token on."""
     errors = expected.context_errors()
@@ -205,7 +185,7 @@ def context_words(expected: ExpectedTrace) -> str:
     words = first_words(
         _context_candidates(expected),
         lambda other: bool(
-            (expected.context_errors(other)[wrong] <= _MARGIN * expected.limit).all()
+            (expected.context_errors(other)[wrong] <= MARGIN * expected.limit).all()
         ),
     )
     return f"{words or 'is not attention over what the cache holds'}{places(wrong)}"

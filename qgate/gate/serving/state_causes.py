@@ -10,15 +10,13 @@ import numpy as np
 from qgate.formats import Quantizer
 from qgate.formats.definition import quantize
 from qgate.formats.options import Floats
-from qgate.gate.measuring.cache_causes import Candidate, first_words, places
-from qgate.gate.measuring.state_checks import ExpectedState
+from qgate.gate.serving.served_state import MARGIN, Candidate, first_words, places
+from qgate.gate.serving.state_checks import ExpectedState
 from qgate.modes.attention.casting import largest_value
 from qgate.modes.states import definition
 from qgate.modes.states.choices import StateChoice
 from qgate.text import listed
 
-_MARGIN = 16.0
-"""Times the noise of the definition up to which another tensor is called the run's."""
 _MOST = 0.98
 """Share of the wrong values that a fault has to explain: others may be between two of its codes."""
 _BF16 = Quantizer("bf16")
@@ -169,7 +167,7 @@ def read_words(expected: ExpectedState) -> str:
     names = places(requests[None], ("", "request"))
     where = _with_tokens(names, numbers, len(wrong))
     words = first_words(
-        candidates, lambda other: bool((errors(other)[wrong] <= _MARGIN * limit).all())
+        candidates, lambda other: bool((errors(other)[wrong] <= MARGIN * limit).all())
     )
     return f"{words or 'is not what follows from the states that were stored'}{where}"
 
