@@ -96,7 +96,15 @@ def _check_position(option: str, position: Any, arguments: Sequence[Any]) -> Non
         positions = ", ".join(map(str, usable)) or "none"
         raise ValueError(
             f"{option} names argument {position!r}; floating-point tensors stand at: {positions}."
+            f"{_unlisted(arguments)}"
         )
+
+
+def _unlisted(arguments: Sequence[Any]) -> str:
+    """Say how arguments are given, where one list may be meant as all of them."""
+    if len(arguments) == 1 and isinstance(arguments[0], list | tuple):
+        return " Give arguments one by one, not as a list: check_kernel(kernel, x, w, like=...)."
+    return ""
 
 
 def call_like(subject: KernelSubject, arguments: Sequence[Any]) -> Tensor:
@@ -112,7 +120,7 @@ def call_like(subject: KernelSubject, arguments: Sequence[Any]) -> Tensor:
         raise ValueError(
             f"like={getattr(subject.like, '__name__', subject.like)!s}{signature} cannot be called "
             f"with the {len(arguments)} arguments given: {type(error).__name__}: "
-            f"{first_line(error)}"
+            f"{first_line(error)}{_unlisted(arguments)}"
         ) from error
     if reason := valueless(values):
         raise ValueError(f"the reference function returned {reason}")

@@ -429,6 +429,8 @@ def test_accepted_values_are_kept_beside_the_test(pytester: pytest.Pytester) -> 
         ((X, W), {"shapes": [((3, 64),)]}, "give one shape for each of the 2 tensors"),
         ((X, W), {"like": torch.relu}, "cannot be called with the 2 arguments given"),
         ((X, W * 0), {}, "gives 0 everywhere for the example"),
+        (([X, W],), {}, "stand at: none. Give arguments one by one, not as a list: check_kernel("),
+        (([X, W],), {"inputs": None}, "Give arguments one by one, not as a list: check_kernel("),
         ((X[:0], W), {}, "gives an empty result for the example"),
         ((X * torch.nan, W), {}, "gives NaN or Inf for the example"),
         ((X, W), {"convention": "amax"}, "argument 0 has no convention 'amax'; there are 'scale rule"),
