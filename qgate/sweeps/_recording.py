@@ -124,9 +124,13 @@ def swept(
         sums.saturated, sums.saturated_noise / energy, sums.underflow, sums.flushed,
         sums.flushed_energy / energy, sums.clamped | sums.broken,
     )  # fmt: skip
+    units = [1.0 if block else level.factor for level in levels]
+    ends = [(least / unit, largest / unit) for unit in units]
     swept_levels = []
     for (
         level,
+        scaled,
+        rounded,
         metrics,
         overflow,
         overflow_energy,
@@ -134,15 +138,16 @@ def swept(
         flush,
         flush_energy,
         is_clamped,
-    ) in zip(levels, sums.metrics(), *(row.tolist() for row in figures), strict=True):
+    ) in zip(
+        levels, ends, _rounded(sums.fmt.element, ends), sums.metrics(),
+        *(row.tolist() for row in figures), strict=True,
+    ):  # fmt: skip
         shares = {
             "overflow": overflow / finite,
             "underflow": underflow / finite,
             "flush": flush / finite,
         }
         integer, factor = level.integer, level.factor
-        unit = 1.0 if block else factor
-        scaled = least / unit, largest / unit
         swept_levels.append(
             {
                 "exponent": level.exponent,
@@ -163,16 +168,16 @@ def swept(
                 "significant": max(shares["overflow"], shares["underflow"]) > advising.SIGNIFICANT,
                 "scaled_min": scaled[0],
                 "scaled_max": scaled[1],
-                **({} if block else _rounded_range(sums.fmt.element, scaled)),
+                **({} if block else rounded),
             }
         )
     return swept_levels
 
 
-def _rounded_range(fmt: ElementFormat, scaled: tuple[float, float]) -> dict[str, float]:
-    """Round the ends of the scaled tensor to values of the format, which keeps their order."""
-    least, largest = fmt.nearest(torch.tensor(scaled, dtype=torch.float64)).tolist()
-    return {"rounded_min": least, "rounded_max": largest}
+def _rounded(fmt: ElementFormat, ends: Sequence[tuple[float, float]]) -> list[dict[str, float]]:
+    """Round the ends of scaled tensors to values of the format, which keeps their order."""
+    rounded = fmt.nearest(torch.tensor(ends, dtype=torch.float64)).tolist()
+    return [{"rounded_min": least, "rounded_max": largest} for least, largest in rounded]
 
 
 def _add_massive(
