@@ -30,7 +30,11 @@ from qgate.formats import Encoded
 from qgate.kernel_checks.declarations import describe_declaration
 from qgate.kernel_checks.declared import element_scales
 from qgate.kernel_checks.dependence import describe_dependence
-from qgate.kernel_checks.explanations import describe_wrong_cast, describe_wrong_reading
+from qgate.kernel_checks.explanations import (
+    describe_scaled_argument,
+    describe_wrong_cast,
+    describe_wrong_reading,
+)
 from qgate.kernel_checks.grouped import describe_groups, grouped_product
 from qgate.kernel_checks.integer_sums import describe_integer_sums
 from qgate.kernel_checks.nearest import describe_under_roundings
@@ -148,6 +152,7 @@ def diagnose(case: Failing) -> str:
     words = words or describe_whole(case.actual, case.expected, case.wrong)
     words = words or describe_wrong_reading(narrowed(exact))
     words = words or describe_operator_gain(narrowed(exact))
+    words = words or describe_scaled_argument(narrowed(exact))
     words = words or describe_parts(case.actual, case.expected, case.wrong)
     if words:
         return words

@@ -30,6 +30,8 @@ from qgate.kernel_checks.subject import RESULT, KernelSubject
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.stats.bits import short_name
 
+_NEWTON_STEPS, _SLOPE_STEP = 8, 2.0**-20
+
 ROUNDINGS, LEFT = 2.0, 0.1
 """Roundings to 16 bits that an explanation may leave, and the share of what was off before."""
 FIRST_DOUBLE = 1000
@@ -338,4 +340,34 @@ def _wrong_weight(case: Failing) -> str:
         if Expected.around(result, case.expected.width).explains(case.actual):
             noise = float((actual - result).square().mean()) ** 0.5 / energy**0.5
             return f"argument {position} counts {factor_words(factor, noise)} times in the result"
+    return ""
+
+
+def describe_scaled_argument(case: Failing) -> str:
+    """Name an argument that counts a number of times wherever the reference reads it."""
+    if case.subject.output or not bool(case.actual.isfinite().all()):
+        return ""
+    actual = case.actual.double()
+    for position, argument in enumerate(case.ideal):
+        if not (isinstance(argument, Tensor) and argument.is_floating_point()):
+            continue
+
+        def at(factor: float, position: int = position, argument: Tensor = argument) -> Tensor:
+            changed = [*case.ideal[:position], argument * factor, *case.ideal[position + 1 :]]
+            return evaluate(case.subject.like, changed)
+
+        for factor in (1.0, -1.0):
+            distance = math.inf
+            for _ in range(_NEWTON_STEPS):
+                result = at(factor)
+                missing = actual - result
+                if Expected.around(result, case.expected.width).explains(case.actual):
+                    noise = float(missing.square().mean().sqrt() / argument.square().mean().sqrt())
+                    return f"argument {position} counts {factor_words(factor, noise)} times"
+                before, distance = distance, float(missing.square().sum())
+                slope = (at(factor + _SLOPE_STEP) - result) * (1 / _SLOPE_STEP)
+                energy = float(slope.square().sum())
+                if not (distance < before / 2 and 0 < energy < math.inf):
+                    break
+                factor += float((missing * slope).sum()) / energy
     return ""

@@ -188,6 +188,18 @@ def test_a_fault_in_such_a_model_is_red(fault: Fault, mode: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("mode", ["int8", "bf16"])
+def test_faults_beside_normed_weights_are_named(mode: str, tmp_path: Path) -> None:
+    def planted(network: Any) -> None:
+        silu = F.silu
+        network.forward = lambda x: network.head(
+            (hidden := silu(network.first(x))) - silu(network.second(hidden))
+        )
+
+    line = first_line_of(structure("hooked weights"), mode, planted, "forward", tmp_path)
+    assert "is subtracted, not added" in line
+
+
+@pytest.mark.parametrize("mode", ["int8", "bf16"])
 def test_code_that_computes_otherwise_when_it_runs_again_is_red(mode: str, tmp_path: Path) -> None:
     samples = [torch.randint(0, WORDS, (2, 24), generator=torch.Generator().manual_seed(0))]
     torch.manual_seed(4)

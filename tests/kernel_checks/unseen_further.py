@@ -153,5 +153,7 @@ FURTHER = (
     UnseenFault("base of 500,000", "base of the powers is 500,?000", "int8", lambda x: _angles(x, base=5e5), "turn"),
     UnseenFault("gate clamped at 0.5", "(argument 0|mlp.gate:output) is clamped to at most 0.5", "int8", lambda g, u: gate(g.clamp_max(0.5), u), "gate"),
     UnseenFault("up plus 1", "with one added", "int8", lambda g, u: silu(g) * (u + 1), "gate"),
+    UnseenFault("gate 3 % too large", "(argument 0|mlp.gate:output) counts 1.03 times", "int8", lambda g, u: gate(g * 1.03, u), "gate"),
+    UnseenFault("gate negated", "(argument 0|mlp.gate:output) counts -1 times", "int8", lambda g, u: gate(-g, u), "gate"),
     UnseenFault("gate and up in pairs", "halves of one row, but stand in turns", "int8", lambda g, u: gate(*(torch.stack([g, u], -1).flatten(-2)[..., i * g.shape[-1] : (i + 1) * g.shape[-1]] for i in (0, 1))), "gate"),
 )  # fmt: skip

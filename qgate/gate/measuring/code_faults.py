@@ -239,14 +239,14 @@ def code_before(actual: Model, base: Model, view: SegmentView, name: str) -> Cod
         first_name = first_names[id(tensor)]  # a head may be the embedding
         if first_name in parameters:
             parameters[name] = parameters[first_name]
-    if any(map(_is_normed, parameters)):
-        return None  # at other shapes torch's own code of such a weight ends the process
     for owner, quantized in view.weights.items():  # as the run reads them
         if _is_inside(owner, block):
             inside = f"{owner}.".removeprefix(f"{block}.")
             parameters |= {f"{inside}{key}": value for key, value in quantized.items()}
     whole = CodeBetween(base.module, block, call, sources, end, returned)
-    sites, names = whole.needs([forwarded[site.name][0] for site in sources], parameters)
+    sites, read = whole.needs([forwarded[site.name][0] for site in sources], parameters)
+    # At other shapes torch's own code of a normed weight ends the process.
+    names = [name for name in read if not _is_normed(name)]
     right = replace(whole, sources=sites)
     own = replace(right, root=actual.module)
     run_tensors = [forwarded[site.name][0] for site in sites]
