@@ -148,7 +148,7 @@ KERNELS = [
     RealKernel("gelu_tanh_and_mul, fp32", "conch-triton-kernels", gelu_tanh_and_mul, (PAIR.float(),), _gelu_by_hand, options=FEW),
     RealKernel("rotary embedding, fp16", "conch-triton-kernels", _rotary, (*ROPE,), _rotary_by_hand, options=FEW, faults=(
         Fault("positions one late", lambda x, cos, sin: _rotary(x, cos.roll(-1, 0), sin.roll(-1, 0)), r"argument [12]"),
-        Fault("sign of the sine", lambda x, cos, sin: _rotary(x, cos, -sin), r"argument 2"),
+        Fault("sign of the sine", lambda x, cos, sin: _rotary(x, cos, -sin), r"argument 2|subtracted"),
     )),
     RealKernel("paged attention, fp16", "conch-triton-kernels", _decode, (*DECODE,), _decode_by_hand, options={"relations": ["one", "permuted"]}, faults=(
         Fault("softmax scale +1 %", lambda q, k, v: _decode(q, k, v, 1.01), f"softmax|{about(1.01)}"),
@@ -159,7 +159,7 @@ KERNELS = [
     )),
     RealKernel("GEMM of int4 weights, fp16", "conch-triton-kernels", _gemm, (A, B), linear, {1: INT4_GROUPS}, {"relations": ["one", "odd", "permuted"]}, faults=(
         Fault("zero point 7 in the place of 8", lambda x, w: _gemm(x, w, bias=7), r"argument 1.*(code|zero point)"),
-        Fault("groups of 128", lambda x, w: _gemm(x, w, 128), r"\b128\b|blocks of|groups of"),
+        Fault("groups of 128", lambda x, w: _gemm(x, w, 128), r"\b128\b|blocks of|groups of|of each 2 groups"),
         Fault("scales of the next row", lambda x, w: _gemm(x, w, moved=1), r"argument 1.*scale"),
     )),
 ]  # fmt: skip

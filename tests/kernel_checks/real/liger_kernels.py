@@ -154,7 +154,7 @@ KERNELS = [
     )),
     RealKernel("rotary embedding, fp16", "liger-kernel", _rotary, ROPE, _rotary_by_hand, options=FEW, bug="of one position, contiguous with heads first, only the first sequence is turned: the kernel takes the stride of a dimension of size one", words=r"24 along|position|sequence|argument 0"),
     RealKernel("rotary embedding, positions first, fp16", "liger-kernel", _rotary_positions_first, (ROPE[0].transpose(1, 2).contiguous(), *ROPE[1:]), _positions_first_by_hand, options=FEW, faults=(
-        Fault("sign of the sine", lambda x, cos, sin: _rotary_positions_first(x, cos, -sin), r"argument 2"),
+        Fault("sign of the sine", lambda x, cos, sin: _rotary_positions_first(x, cos, -sin), r"argument 2|subtracted"),
     )),
     RealKernel("fused residual and rms_norm, fp16", "liger-kernel", _add_norm, (X, Y, W), _add_norm_by_hand, options=FEW, faults=(
         Fault("residual counted twice", lambda x, residual, w: _add_norm(x + residual, residual, w), r"argument 1"),

@@ -166,7 +166,7 @@ KERNELS = [
     )),
     RealKernel("cross_entropy, fp32", "torch", cross_entropy, (LOGITS.float(), TARGETS), cross_entropy, faults=(times(cross_entropy, 1.0002),)),
     RealKernel("rotary embedding, bf16", "torch", rope, ROPE, rope, faults=(
-        Fault("sign of the sine", _wrong_sign, r"argument 2|sign"),
+        Fault("sign of the sine", _wrong_sign, r"argument 2|sign|subtracted"),
         Fault("neighbors in the place of halves", _pairs, "pairs of argument 0 are neighbors"),
         with_argument("cosine of the next position", rope, 1, r"argument 1", lambda cos: cos.roll(1, 0)),
     )),

@@ -173,7 +173,7 @@ KERNELS = [
         Fault("gate after the norm", _gate_after),
     )),
     RealKernel("rotary embedding of Llama, bf16", "transformers", _rotary, (normal(74, (2, 4, 40, 64))[0], COS, SIN), rope, faults=(
-        Fault("sign of the sine", torch_others._wrong_sign, r"argument 2|sign"),
+        Fault("sign of the sine", torch_others._wrong_sign, r"argument 2|sign|subtracted"),
         with_argument("cosine of the next position", _rotary, 1, r"argument 1", lambda cos: cos.roll(1, 0)),
         with_argument("sine 0.3 % too high", _rotary, 2, f"{about(1.003)}|argument 2", lambda sin: (sin.float() * 1.003).to(sin.dtype)),
     )),
