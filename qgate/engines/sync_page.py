@@ -107,7 +107,7 @@ def _row(finding: WeightFinding) -> list[Cell]:
     return [
         Cell(name),
         number(float(finding.rank), rank),
-        Cell(relation_text(finding), bad=finding.relation != "near"),
+        Cell(relation_text(finding), tone="" if finding.relation == "near" else "fail"),
         Cell(rows),
         number(finding.differing / max(finding.sampled, 1), share),
         number(size, error),
