@@ -16,6 +16,7 @@ from qgate.page.tables import (
 )
 from qgate.results.extent import partial_text
 from qgate.results.failure_causes import FailureCause
+from qgate.results.headlines import verdict_texts
 from qgate.results.other_tests import (
     NOT_FINISHED,
     ended_badly,
@@ -168,7 +169,10 @@ def counts_lines(
     """Return the counts of gates; other problems come first where all gates passed."""
     counts = tally.counts
     color: Color = "red" if counts.failed or not counts.passed else "green"
-    lines = wrapped_lines([tally.counts_text()], width, color)
+    text = counts.text()
+    if counts.failed:
+        text = f"{verdict_texts(tally, header)[0]}; comparisons: {text}"
+    lines = wrapped_lines([text], width, color)
     also = wrong_lines(tally, width, header)
     lines = [*lines, *also] if counts.failed else [*also, *lines]
     return [*lines, *fact_lines(header, width)]

@@ -27,7 +27,7 @@ from qgate.results.ranking import binding, rank
 from qgate.results.schema import Record, is_counted
 from qgate.results.scopes import scope_of
 from qgate.results.tasks import LONG_TEXT, long_text_words
-from qgate.text import counted, figure_text, listed
+from qgate.text import figure_text, listed
 
 # Failures kept per test and mode, worst first; the others are counted.
 MOST_FAILED = 40
@@ -185,14 +185,6 @@ class Tally:
             )
         )
 
-    def counts_text(self) -> str:
-        """Write the counts of comparisons and checks, after those of gates if some failed."""
-        text = self.counts.text()
-        if not self.failed_gates:
-            return text
-        gates = f"{self.failed_gates:,} of {counted(self.gates, 'gate')} failed"
-        return f"{gates}; comparisons: {text}"
-
     @property
     def gates(self) -> int:
         return len(self._attempts)
@@ -200,6 +192,13 @@ class Tally:
     @property
     def failed_gates(self) -> int:
         return len({node for (node, _, _), part in self._last() if part.failed})
+
+    @property
+    def new_gates(self) -> int:
+        """Number of failed gates that only lack accepted errors."""
+        failed = [(node, part) for (node, _, _), part in self._last() if part.failed]
+        wrong = {node for node, part in failed if part.failed > part.unknown}
+        return len({node for node, _ in failed} - wrong)
 
     @property
     def failures(self) -> list[ComparisonSummary]:

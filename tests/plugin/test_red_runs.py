@@ -64,7 +64,7 @@ def test_a_cause_is_told_first_and_what_follows_in_two_lines(
     assert relation == "  follows from layers.0:output"
     lines = result.stdout.lines
     end = lines[next(n for n, line in enumerate(lines) if line.startswith("cause: ")) :]
-    assert "2 of 4 gates failed: 1 fault in ours (green: int8)" in end
+    assert "2 of 4 gates failed, 1 fault in ours (green: int8)" in end
     assert not any(line.startswith(("smallest defects", "compared in")) for line in end)
     assert "  report in qgate-out/report.html" in end
 
@@ -77,7 +77,9 @@ def test_all_of_a_red_run_is_told_where_it_is_asked_for(
     blocks = blocks_of(result)
     assert next(iter(blocks)) == OUTPUTS
     assert len(blocks[OUTPUTS]) > 2
-    result.stdout.fnmatch_lines(["2 of 2 gates failed; comparisons: *", "compared in ours: *"])
+    result.stdout.fnmatch_lines(
+        ["2 of 2 gates failed, 1 fault in ours; comparisons: *", "compared in ours: *"]
+    )
 
 
 @proof
