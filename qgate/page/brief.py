@@ -49,7 +49,7 @@ def red_lines(
     return [
         *wrapped_lines([f"cause: {cause.text()}" for cause in causes[:1]], width, "red"),
         *more_cause_lines(causes, width),
-        *unknown_lines(tally.unknown, width),
+        *unknown_lines(tally, width),
         *partial_lines(header),
         *wrapped_lines([verdict_texts(tally, header)[0]], width, "red"),
         *wrong_lines(tally, width, header),

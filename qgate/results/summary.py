@@ -229,6 +229,12 @@ class Tally:
         )
 
     @property
+    def refused(self) -> dict[tuple[str, str], FailureCause]:
+        """Model and mode of what no update accepts anything of, each with its first cause."""
+        causes = [cause for cause in self.causes if not cause.is_acceptable]
+        return {place: cause for cause in reversed(causes) for place in cause.places}
+
+    @property
     def plan_changes(self) -> dict[tuple[str, str], list[PlanChange]]:
         """Changes of the plan by model and mode, over all its tests."""
         changes = {
