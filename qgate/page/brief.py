@@ -15,12 +15,15 @@ from qgate.page.terminal import (
     wrapped_lines,
     wrong_lines,
 )
-from qgate.results.extent import coverage_in, undeclared_texts
+from qgate.results.extent import coverage_in, covered_texts, undeclared_texts
 from qgate.results.headlines import verdict_texts
 from qgate.results.met_shapes import unmet_text
 from qgate.results.power import least_power_text
 from qgate.results.run_facts import RUN_FACTS, is_warned
 from qgate.results.summary import Tally
+from qgate.text import beginning
+
+_REST = " (-v says all)"
 
 
 def green_lines(
@@ -45,7 +48,12 @@ def red_lines(
     """Return the end of a run in which gates failed: causes, counts, where else all is right."""
     width = max(width, NARROWEST)
     causes = tally.causes
-    yellow = [text for fact in RUN_FACTS if fact.tone_of(header) for text in fact.lines(header)]
+    facts = [fact for fact in RUN_FACTS if fact.tone_of(header) and fact.lines is not covered_texts]
+    yellow = [
+        beginning(text, 2 * width - len(_REST)) + _REST if len(text) > 2 * width else text
+        for fact in facts
+        for text in fact.lines(header)
+    ]
     return [
         *wrapped_lines([f"cause: {cause.text()}" for cause in causes[:1]], width, "red"),
         *more_cause_lines(causes, width),

@@ -221,9 +221,13 @@ def shorten(run: SuiteRun, failed: list[Any]) -> None:
 
 
 def _advice(lines: Sequence[str]) -> Sequence[str]:
-    """Return what to do about a failure: what follows its baseline, or its last line."""
+    """Return what to do about a failure: what follows its baseline, or its last line.
+
+    A baseline of another machine may be why it fails.
+    """
     after = (at for at, line in enumerate(lines, 1) if line.startswith("  baseline  "))
-    return lines[next(after, max(len(lines) - 1, 1)) :]
+    start = next(after, max(len(lines) - 1, 1))
+    return lines[start - ("(accepted on" in lines[start - 1] and start > 1) :]
 
 
 def _first(lines: list[str]) -> list[str]:

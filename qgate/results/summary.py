@@ -344,6 +344,8 @@ def is_unknown(record: Mapping[str, Any]) -> bool:
 
 def _mode(model: str, mode: str, parts: list[_TestTally]) -> ModeSummary:
     worst = min((p.worst for p in parts if p.worst), key=lambda item: item.rank, default=None)
+    if worst is not None and worst.passed and worst.check is not None and not worst.check["value"]:
+        worst = None  # Where all values are zero, the one nearest to its limit says nothing.
     carried = []
     for metric in dict.fromkeys(name for part in parts for name in part.carried):
         values = [part.carried[metric] for part in parts if metric in part.carried]
