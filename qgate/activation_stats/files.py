@@ -223,5 +223,5 @@ def _owners(home: Folder) -> dict[str, str]:
         except (OSError, UnicodeDecodeError):
             continue
         if listed is not None:
-            owners |= dict.fromkeys(listed["files"], str(listed.get("model")))
+            owners |= dict.fromkeys(listed.files, listed.model)
     return owners

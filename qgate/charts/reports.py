@@ -25,7 +25,7 @@ class PagePicture(NamedTuple):
     width: int
 
 
-class HeatMap(NamedTuple):
+class HeatTable(NamedTuple):
     """Colored cells with links.
 
     heads   the name of each column and a short one
@@ -103,7 +103,7 @@ class Section:
     about: str = ""
     folded: str = ""
     evidence: Sequence[Evidence] = ()
-    heat: HeatMap | None = None
+    heat: HeatTable | None = None
     whole: str = ""
     figures: Sequence[str] = ()
     groups: Sequence[FigureGroup] = ()

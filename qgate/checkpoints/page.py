@@ -18,7 +18,7 @@ from qgate.charts.axes import BOTTOM, LEFT, RIGHT, TOP
 from qgate.charts.heat import margin_legend, margin_step
 from qgate.charts.lines import Line, color_lines, line_chart, numbered_axis
 from qgate.charts.pages import Cell, Evidence, HeadView, number
-from qgate.charts.reports import HeatMap, Section, SectionTable, report_page
+from qgate.charts.reports import HeatTable, Section, SectionTable, report_page
 from qgate.charts.svg import color, cut_to_width, document, path
 from qgate.checkpoints.findings import BETTER_DB, LIMIT_DB, OutlierWeight, find_outliers
 from qgate.checkpoints.recipe_texts import fold_numbers, plan_texts, recipe_file_lines
@@ -419,7 +419,7 @@ class LayerMap:
             ],
         )
 
-    def heat_map(self, anchors: Mapping[str, str], *, with_legend: bool = True) -> HeatMap:
+    def heat_map(self, anchors: Mapping[str, str], *, with_legend: bool = True) -> HeatTable:
         """Return the cells, with links to rows by `anchors`."""
         rows = [
             (name, "", [None if cell is None else cell.view(anchors) for cell in cells])
@@ -429,7 +429,7 @@ class LayerMap:
             ("in no layer" if column == NO_LAYER else column, column) for column in self.columns
         ]
         signs = [("bad", "✕", "a finding"), ("", "=", "not quantized")]
-        return HeatMap(
+        return HeatTable(
             "layers and tensors",
             "error over ideal by tensor and layer",
             heads,

@@ -182,7 +182,7 @@ def _earlier_files(folder: Location) -> list[str]:
     listed = list_of(read_foreign_text(path, "lists of files", errors="replace"), _KIND, folders=1)
     if listed is None:
         raise QgateError(f"{str(path)!r} is not from an earlier drawing; give another folder.")
-    return list(listed["files"])
+    return listed.files
 
 
 def _write_list(folder: Location, names: set[str] | list[str]) -> None:

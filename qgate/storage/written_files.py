@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import NamedTuple
 
 
 def list_text(kind: str, files: Iterable[str], **about: object) -> str:
@@ -15,7 +15,14 @@ def list_text(kind: str, files: Iterable[str], **about: object) -> str:
     return json.dumps({"kind": kind, **about, "files": sorted(files)}, indent=0) + "\n"
 
 
-def list_of(text: str, kind: str, folders: int = 0) -> dict[str, Any] | None:
+class WrittenList(NamedTuple):
+    """The files of a list, and the model that they are of, where it names one."""
+
+    files: list[str]
+    model: str
+
+
+def list_of(text: str, kind: str, folders: int = 0) -> WrittenList | None:
     """Read a list; None if it is no list of this kind.
 
     Names that leave the folder of the list, or are in more `folders` below it, do not count.
@@ -28,7 +35,7 @@ def list_of(text: str, kind: str, folders: int = 0) -> dict[str, Any] | None:
         return None
     files = record["files"] if isinstance(record.get("files"), list) else []
     names = [name for name in files if isinstance(name, str) and _is_inside(name, folders)]
-    return {**record, "files": names}
+    return WrittenList(names, str(record.get("model")))
 
 
 def _is_inside(name: str, folders: int) -> bool:
