@@ -20,7 +20,7 @@ from playwright.sync_api import sync_playwright
 
 PICTURES = Path(__file__).resolve().parents[1] / "pictures"
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-SIZE = {"width": 900, "height": 345}
+SIZE = {"width": 900, "height": 366}
 COLORS = 256
 
 

@@ -24,6 +24,7 @@ from qgate.storage.access import folder_of, local_files, write_text
 from qgate.storage.folders import Folder, NotRemovedError, files_in
 from qgate.storage.foreign import read_foreign_text
 from qgate.storage.locations import check_writable, location_of
+from qgate.storage.written_files import list_of, list_text
 from qgate.summaries.reading import check_analysis
 
 if TYPE_CHECKING:
@@ -207,8 +208,8 @@ class _Writer:
         return pictures
 
     def _list(self, names: Iterable[str]) -> None:
-        listing = {"kind": _KIND, "model": self.record["model"], "files": sorted(names)}
-        write_text(self.folder / self._listed, json.dumps(listing) + "\n")
+        text = list_text(_KIND, names, model=self.record["model"])
+        write_text(self.folder / self._listed, text)
 
 
 def _owners(home: Folder) -> dict[str, str]:
@@ -218,11 +219,9 @@ def _owners(home: Folder) -> dict[str, str]:
         if not file.endswith(_LISTED):
             continue
         try:
-            listing = json.loads(home.read(file).decode("utf-8"))
-        except (OSError, ValueError, RecursionError):
+            listed = list_of(home.read(file).decode("utf-8"), _KIND)
+        except (OSError, UnicodeDecodeError):
             continue
-        if isinstance(listing, dict) and listing.get("kind") == _KIND:
-            files = listing["files"] if isinstance(listing.get("files"), list) else []
-            names = [n for n in files if isinstance(n, str) and n == Path(n).name]
-            owners |= dict.fromkeys(names, str(listing.get("model")))
+        if listed is not None:
+            owners |= dict.fromkeys(listed.files, listed.model)
     return owners

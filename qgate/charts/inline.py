@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qgate.charts.palette import BLACK, GROUND, INK, ON_PALE, PALE, PALETTE, RED, WHITE
+from qgate.charts.palette import BLACK, BROWN, GROUND, INK, ON_PALE, PALE, PALETTE, RED, WHITE
 from qgate.text import for_html
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _DPI = 160
 # Colors in dark, beside those that are made lighter.
 _TURNED = {
     WHITE: "#161b22", GROUND: "#21262d", PALE: "#4a525c", BLACK: "#e6edf3", INK: "#a3adb8",
-    RED: "#ff8a8a",
+    RED: "#ff8a8a", BROWN: "#f0b35c",
 }  # fmt: skip
 _LEAST = 0.42
 """The brightness that a color has on a dark page, at least."""

@@ -26,13 +26,29 @@ if TYPE_CHECKING:
 _SHORT_TABLE, _FIRST_ROWS = 250, 100
 
 
+class Link(NamedTuple):
+    """A link to a file; `spoken` is for those who hear the page."""
+
+    text: str
+    address: str
+    spoken: str = ""
+
+
 class Cell(NamedTuple):
-    """A cell of a table; `key` sorts it where that is not its text, `step` is a class of color."""
+    """A cell of a table.
+
+    key      sorts it where that is not its text
+    tone     "fail", "warn", "good" or nothing; `step` is a class of color
+    links    stand in place of the text
+    failure  stands behind it
+    """
 
     text: object
     key: str | None = None
-    bad: bool = False
+    tone: str = ""
     step: str = ""
+    links: Sequence[Link] = ()
+    failure: str = ""
 
 
 class HeadView(NamedTuple):
@@ -87,9 +103,10 @@ class Evidence(NamedTuple):
 
 def number(value: float, text: str | None = None, *, bad: bool = False, step: str = "") -> Cell:
     """Return the cell of a number; NaN is a dash and sorts last."""
+    tone = "fail" * bad
     if math.isnan(value):
-        return Cell("–", "nan", bad)
-    return Cell(brief(value) if text is None else text, repr(float(value)), bad, step)
+        return Cell("–", "nan", tone)
+    return Cell(brief(value) if text is None else text, repr(float(value)), tone, step)
 
 
 def leading(sentence: str, most: int = 160) -> str:

@@ -11,6 +11,9 @@ from qgate.charts.pages import Cell, Evidence, HeadView, render
 from qgate.text import shortened
 from qgate.text.findings import Finding
 
+# The width of a column of a wide table, in rem, where nobody gives another.
+_COLUMN = 6.0
+
 
 class PagePicture(NamedTuple):
     """A picture of a sheet: its file beside the page, its sentence, the SVG and how wide it is."""
@@ -22,12 +25,40 @@ class PagePicture(NamedTuple):
     width: int
 
 
+class HeatTable(NamedTuple):
+    """Colored cells with links.
+
+    heads   the name of each column and a short one
+    rows    of each row its name, an address or nothing, and its cells
+    legend  texts of the colors, then class, sign and words of each sign
+    """
+
+    label: str
+    about: str
+    heads: Sequence[tuple[str, str]]
+    rows: Sequence[tuple[str, str, Sequence[Mapping[str, str] | None]]]
+    legend: tuple[Sequence[str], Sequence[tuple[str, str, str]]] = ((), ())
+
+
+class FigureGroup(NamedTuple):
+    """Pieces of SVG side by side with their captions, under the name of what they are of."""
+
+    title: str
+    address: str
+    failure: str
+    figures: Sequence[tuple[str, str]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SectionTable:
     """A table that sorts; the first `words` columns are texts.
 
     label    what it is of, for those who hear the page
     name     its id, where it has filters or other columns on a phone
+    title    its heading, a link if there is an address
+    anchors  ids of the rows
+    about    definitions by the names of columns
+    widths   fixed widths in rem by the names of columns: of thousands of rows at once
     narrow   the columns that a phone shows, with their widths in percent
     filters  a choice of values by name and column
     more     how many rows it leaves out, and where they are
@@ -39,9 +70,18 @@ class SectionTable:
     label: str
     name: str = ""
     title: str = ""
+    address: str = ""
+    anchors: Sequence[str] = ()
+    about: Mapping[str, str] = field(default_factory=dict)
+    widths: Mapping[str, float] = field(default_factory=dict)
     narrow: Mapping[str, int] = field(default_factory=dict)
     filters: Sequence[tuple[str, int, Sequence[str]]] = ()
     more: str = ""
+
+    @property
+    def column_widths(self) -> Sequence[float]:
+        """Return the fixed width of each column in rem; nothing without fixed widths."""
+        return [self.widths.get(name, _COLUMN) for name in self.head] if self.widths else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +89,11 @@ class Section:
     """A section of a report; without anything to show, `empty` says why on a folded line.
 
     link    its words in the contents; `total` is what the contents count
+    folded  what is in it, on a line to open
     figures pieces of SVG, side by side; `whole` is one that stands before them
-    lines   to be copied; `facts` are names with their values
+    beside  short tables stand side by side
+    facts   names with their values; `lines` are to be copied
+    more    how much is left out, and where it is
     """
 
     anchor: str
@@ -58,21 +101,25 @@ class Section:
     link: str = ""
     total: int = 0
     about: str = ""
+    folded: str = ""
     evidence: Sequence[Evidence] = ()
+    heat: HeatTable | None = None
     whole: str = ""
     figures: Sequence[str] = ()
+    groups: Sequence[FigureGroup] = ()
     pictures: Sequence[PagePicture] = ()
     tables: Sequence[SectionTable] = ()
-    lines: Sequence[str] = ()
+    beside: bool = False
     facts: Sequence[tuple[str, object]] = ()
+    lines: Sequence[str] = ()
+    more: str = ""
     empty: str = ""
 
     @property
     def is_empty(self) -> bool:
-        has_pictures = self.whole or self.figures or self.pictures or self.evidence
-        return not (
-            has_pictures or any(table.rows for table in self.tables) or self.lines or self.facts
-        )
+        has_pictures = self.whole or self.figures or self.groups or self.pictures
+        has_rows = self.evidence or self.heat or any(table.rows for table in self.tables)
+        return not (has_pictures or has_rows or self.lines or self.facts)
 
 
 def report_page(

@@ -29,7 +29,7 @@ NAME_GAP = 8.0
 class ScaleCurve(NamedTuple):
     """The error of a format at each scale exponent, the recommended one, and one beside it.
 
-    beside_name   what the one beside it is: accepted, in use
+    beside_name   what the one beside it is: accepted, usual
     """
 
     format: str

@@ -11,15 +11,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 from urllib.parse import urlencode
 
 from qgate.charts import axes
 from qgate.charts.axes import BOTTOM, LEFT, RIGHT, TOP
 from qgate.charts.heat import margin_legend, margin_step
 from qgate.charts.lines import Line, color_lines, line_chart, numbered_axis
-from qgate.charts.pages import Cell, Evidence, HeadView, number, render
-from qgate.charts.svg import LIGHT, STYLE, color, cut_to_width, document, path
+from qgate.charts.pages import Cell, Evidence, HeadView, number
+from qgate.charts.reports import HeatTable, Section, SectionTable, report_page
+from qgate.charts.svg import color, cut_to_width, document, path
 from qgate.checkpoints.findings import BETTER_DB, LIMIT_DB, OutlierWeight, find_outliers
 from qgate.checkpoints.recipe_texts import fold_numbers, plan_texts, recipe_file_lines
 from qgate.checkpoints.record import (
@@ -37,12 +37,25 @@ from qgate.text import brief, counted, decibels, percent, shortened
 
 MOST_FINDINGS, MOST_ROWS, MOST_MAPPED, MOST_DRAWN, WORST_DRAWN = 60, 2000, 300, 6, 3
 _TABLE = "all-weights"
-_HEAD = ("verdict", "weight", "format", "parent by", "method", "over ideal (dB)", "limit (dB)",
+_HEAD = ("weight", "verdict", "format", "parent by", "method", "over ideal (dB)", "limit (dB)",
          "relative error", "at the ends", "zeros", "scales from", "to", "times ideal")  # fmt: skip
+_WIDTHS = {"weight": 20, "verdict": 7.5, "format": 9, "parent by": 6.5}
 _NARROW = {"weight": 54, "over ideal (dB)": 24, "limit (dB)": 22}
 _FIGURES = _HEAD[5:]
-_NO_BLOCKS = ("Worst blocks", "There is no parent to draw blocks beside, or no quantized weight.")
-_NO_SCALES = ("Scales", "No weight has scales.")
+_NO_FINDINGS = "Nothing differs from what is declared, and no weight stands out."
+_NO_BLOCKS = "There is no parent to draw blocks beside, or no quantized weight."
+_MAP = (
+    "Each number is the error of a weight over that of an ideal quantizer of its format, in dB; of "
+    f"experts the worst one. Colors show it in times the limit of {decibels(LIMIT_DB)}. A cell "
+    "links to its weight."
+)
+_MAP_ALONE = (
+    "Without a parent there are no errors: q stands for a quantized weight, = for one that is not."
+)
+_BLOCKS = (
+    "Of the weights with the most error over ideal: the row with the largest error in the block "
+    "with the most error."
+)
 _MOST_NAME, _MOST_WORD = 300, 80
 _VERDICTS = {
     "finding": "fail", "stands out": "warn", "as declared": "good", "not quantized": "",
@@ -60,79 +73,79 @@ _KEPT = {"equal": "kept as it is", "cast": "cast", "changed": "changed", "undoes
          "unmatched": "no parent"}  # fmt: skip
 
 
-class WeightRow(NamedTuple):
-    """A row of the table of weights: its anchor, its words, and its cells."""
-
-    anchor: str
-    verdict: str
-    tone: str
-    name: str
-    words: list[str]
-    cells: list[Cell]
-
-
 def page(record: CheckpointRecord, files: Sequence[str]) -> str:
     """Render the page; `files` are beside it."""
+    verdict, cause = headline(record)
     outliers = find_outliers(record)
     verdicts = _verdicts(record, outliers)
+    return report_page(
+        list(_sections(record, outliers, verdicts)),
+        verdict=verdict, cause=cause, tone="fail" if record.findings else "good",
+        head_view=_head_view(record, Counter(verdicts.values())), files=files, notes=record.notes,
+    )  # fmt: skip
+
+
+def _sections(
+    record: CheckpointRecord, outliers: Sequence[OutlierWeight], verdicts: Mapping[str, str]
+) -> Iterator[Section]:
     order = list(_VERDICTS)
     weights = sorted(ranked(record.weights), key=lambda weight: order.index(verdicts[weight.name]))
+    first = weights[:MOST_ROWS]
+    anchors = {weight.name: f"w{at}" for at, weight in enumerate(first)}
+    evidence = [*_finding_rows(record, anchors), *_outlier_rows(outliers[:10], anchors)]
+    yield Section(
+        anchor="findings", title="Findings", total=len(record.findings),
+        evidence=evidence[:MOST_FINDINGS], empty=_NO_FINDINGS,
+        more=_more(len(evidence) - MOST_FINDINGS, "in findings.csv"),
+    )  # fmt: skip
+    layers = LayerMap.of(record)
+    yield Section(
+        anchor="map", title="Layers and tensors", about=_MAP if record.parent else _MAP_ALONE,
+        heat=layers.heat_map(anchors, with_legend=record.parent is not None),
+        more=_more(len(layers.rows) - MOST_MAPPED, "names of tensors, in weights.csv"),
+    )  # fmt: skip
     head = [name for name in _HEAD if name != "method" or any(w.method for w in weights)]
     words = head.index(_FIGURES[0])
-    rows = [_row(f"w{at}", w, verdicts[w.name], words) for at, w in enumerate(weights[:MOST_ROWS])]
-    anchors = {row.name: row.anchor for row in rows}
-    evidence = [*_finding_rows(record, anchors), *_outlier_rows(outliers[:10], anchors)]
-    layers = LayerMap.of(record)
+    rows = [_row(weight, verdicts[weight.name], words) for weight in first]
+    yield Section(
+        anchor="weights", title="Weights, worst first", link="Weights", total=len(weights),
+        tables=[SectionTable(
+            head=head, rows=rows, words=words, label="weights", name=_TABLE,
+            anchors=list(anchors.values()), widths=_WIDTHS, narrow=_NARROW,
+            filters=list(_filters(rows, head[1:words])),
+            more=_more(len(weights) - MOST_ROWS, "in weights.csv"),
+        )],
+    )  # fmt: skip
+    yield Section(
+        anchor="blocks", title="The worst blocks", link="Worst blocks", total=len(record.blocks),
+        about=_BLOCKS, figures=[block_chart(block) for block in record.blocks], empty=_NO_BLOCKS,
+    )  # fmt: skip
     scales = [scale_histogram(title, octaves) for title, octaves in _scales(record)]
-    blocks = [block_chart(block) for block in record.blocks]
-    links = [
-        ("findings", "Findings", len(record.findings)),
-        ("map", "Layers and tensors", 0),
-        ("weights", "Weights", len(weights)),
-        *([("blocks", "Worst blocks", len(blocks))] if blocks else ()),
-        *([("scales", "Scales", len(scales))] if scales else ()),
-        ("formats", "Formats", len(format_rows(record))),
-        ("recipe", "Recipe", 0),
-        ("files", "Files", len(files)),
-    ]
-    verdict, cause = headline(record)
-    return render(
-        "checkpoints/page",
-        title=shortened(f"{verdict}: {cause}", 120),
-        plot_style=f"{STYLE}@media print{{.plot{{{LIGHT}}}}}",
-        verdict=verdict,
-        cause=cause,
-        tone="fail" if record.findings else "good",
-        head_view=_head_view(record, Counter(verdicts.values())),
-        evidence=evidence[:MOST_FINDINGS],
-        more_findings=len(evidence) - MOST_FINDINGS,
-        links=links,
-        absent=[why for why, of in ((_NO_BLOCKS, blocks), (_NO_SCALES, scales)) if not of],
-        limit=decibels(LIMIT_DB),
-        formats=[[Cell(str(cell)) for cell in row] for row in format_rows(record)],
-        format_head=FORMAT_HEADINGS,
-        totals=totals(record),
-        legend=margin_legend(),
-        columns=layers.columns,
-        map_rows=list(layers.view(anchors))[:MOST_MAPPED],
-        more_mapped=len(layers.rows) - MOST_MAPPED,
-        has_parent=record.parent is not None,
-        scales=scales,
-        blocks=blocks,
-        table=_TABLE,
-        head=head,
-        words=words,
-        narrow=_NARROW,
-        filters=list(_filters(rows, head[2:words])),
-        rows=rows,
-        more_rows=len(weights) - MOST_ROWS,
-        method=record.method,
-        recipe=record.recipe,
-        written=recipe_file_lines(record.written_recipe),
-        plan=list(plan_texts(record.weights).items()),
-        files=files,
-        notes=record.notes,
-    )
+    yield Section(
+        anchor="scales", title="Where the scales lie", link="Scales", total=len(scales),
+        figures=scales, empty="No weight has scales.",
+    )  # fmt: skip
+    formats = [[Cell(str(cell)) for cell in row] for row in format_rows(record)]
+    yield Section(
+        anchor="formats", title="What share of the parameters has which format", link="Formats",
+        total=len(formats), more=f"{totals(record)}.",
+        tables=[SectionTable(head=FORMAT_HEADINGS, rows=formats, words=2, label="formats")],
+    )  # fmt: skip
+    yield Section(
+        anchor="recipe", title="The recipe", link="Recipe", lines=record.recipe,
+        folded=f"Declared for {record.method}" if record.method else "Nothing is declared",
+        empty="The configuration declares nothing.",
+    )  # fmt: skip
+    yield Section(
+        anchor="stored", title="What is stored", link="Stored",
+        folded="Formats by the names of weights, and a file that --recipe takes",
+        facts=list(plan_texts(record.weights).items()),
+        lines=list(recipe_file_lines(record.written_recipe)), empty="No weight is quantized.",
+    )  # fmt: skip
+
+
+def _more(count: int, where: str) -> str:
+    return f"{count:,} more {where}." if count > 0 else ""
 
 
 def _verdicts(record: CheckpointRecord, outliers: Sequence[OutlierWeight]) -> dict[str, str]:
@@ -221,14 +234,16 @@ def _over_limit(over: float | None) -> tuple[str, str, float | None]:
 
 
 def _filters(
-    rows: Sequence[WeightRow], head: Sequence[str]
+    rows: Sequence[Sequence[Cell]], head: Sequence[str]
 ) -> Iterator[tuple[str, int, list[str]]]:
-    shown = {row.verdict for row in rows}
-    yield "verdict", 0, [verdict for verdict in _VERDICTS if verdict in shown]
-    for at, name in enumerate(head):
-        values = sorted({row.words[at] for row in rows if row.words[at]})
-        if len(values) > 1:
-            yield name, at + 2, values
+    """Yield a choice for each column of words that has several, the first one by verdict."""
+    order = list(_VERDICTS)
+    for at, name in enumerate(head, 1):
+        values = {str(row[at].text) for row in rows if row[at].text}
+        if name == "verdict":
+            yield name, at, sorted(values, key=order.index)
+        elif len(values) > 1:
+            yield name, at, sorted(values)
 
 
 def _scales(record: CheckpointRecord) -> Iterator[tuple[str, Octaves]]:
@@ -255,13 +270,13 @@ def _bad_counts(scales: ScaleFigures) -> Sequence[tuple[int, str]]:
     return (scales.not_finite, "not finite"), (scales.zero, "zero"), (scales.negative, "negative")
 
 
-def _row(anchor: str, weight: WeightRecord, verdict: str, count: int) -> WeightRow:
+def _row(weight: WeightRecord, verdict: str, count: int) -> list[Cell]:
     """Return a row with so many words."""
     figures = weight.figures
     cells = [number(math.nan)] * len(_FIGURES) if figures is None else _cells(weight, figures)
     further = (weight.format, weight.matched or weight.outcome, weight.method)[: count - 2]
-    words = [shortened(word, _MOST_WORD) for word in further]
-    return WeightRow(anchor, verdict, _VERDICTS[verdict], weight.name, words, cells)
+    words = [Cell(shortened(word, _MOST_WORD)) for word in further]
+    return [Cell(weight.name), Cell(verdict, tone=_VERDICTS[verdict]), *words, *cells]
 
 
 def _cells(weight: WeightRecord, figures: WeightFigures) -> list[Cell]:
@@ -404,10 +419,23 @@ class LayerMap:
             ],
         )
 
-    def view(self, anchors: Mapping[str, str]) -> Iterator[tuple[str, list[dict[str, str] | None]]]:
-        """Yield name and cells of each row, as a template needs them."""
-        for name, cells in self.rows:
-            yield name, [None if cell is None else cell.view(anchors) for cell in cells]
+    def heat_map(self, anchors: Mapping[str, str], *, with_legend: bool = True) -> HeatTable:
+        """Return the cells, with links to rows by `anchors`."""
+        rows = [
+            (name, "", [None if cell is None else cell.view(anchors) for cell in cells])
+            for name, cells in self.rows[:MOST_MAPPED]
+        ]
+        heads = [
+            ("in no layer" if column == NO_LAYER else column, column) for column in self.columns
+        ]
+        signs = [("bad", "✕", "a finding"), ("", "=", "not quantized")]
+        return HeatTable(
+            "layers and tensors",
+            "error over ideal by tensor and layer",
+            heads,
+            rows,
+            (margin_legend(), signs) if with_legend else ((), ()),
+        )
 
 
 def _cell(cells: dict[str, dict[str, MapCell]], name: str) -> MapCell:

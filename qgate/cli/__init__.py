@@ -42,8 +42,7 @@ Fail a pull request when quantized numerics are worse than their format allows.
 
 
 GROUPS = {
-    "gate": ("run", "report", "baselines"),
-    "kernels": ("check", "vectors"),
+    "gate": ("run", "report", "baselines", "check"),
     "look": ("sweep", "activations", "layers", "collect", "dumps", "draw", "show"),
     "checkpoints": ("checkpoint", "engines"),
     "maintenance": ("init", "doctor"),

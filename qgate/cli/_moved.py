@@ -12,6 +12,7 @@ from typing import NoReturn
 COMMANDS = {
     "formats": "qgate show formats",
     "modes": "qgate show modes",
+    "vectors": "qgate show vectors",
     "capture": "qgate layers capture",
     "compare": "qgate layers compare",
     "calibrate": "qgate layers calibrate",

@@ -7,7 +7,6 @@ these files and no others, also after a kill.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -32,8 +31,9 @@ from qgate.storage.access import (
     write_text,
 )
 from qgate.storage.files import scratch_folder
-from qgate.storage.foreign import read_foreign
+from qgate.storage.foreign import read_foreign_text
 from qgate.storage.locations import check_writable, location_of, name_exists
+from qgate.storage.written_files import list_of, list_text
 from qgate.summaries.record import DumpAnalysis
 
 if TYPE_CHECKING:
@@ -177,26 +177,16 @@ def check_folder(folder: Location | str) -> None:
 def _earlier_files(folder: Location) -> list[str]:
     """List the files of an earlier run; paths that leave the folder do not count."""
     path = folder / LISTED
-    try:
-        record = json.loads(read_foreign(path, "lists of files"))
-    except FileNotFoundError:
+    if not path.exists():
         return []
-    except (ValueError, RecursionError):
-        record = None
-    if not isinstance(record, dict) or record.get("kind") != _KIND:
+    listed = list_of(read_foreign_text(path, "lists of files", errors="replace"), _KIND, folders=1)
+    if listed is None:
         raise QgateError(f"{str(path)!r} is not from an earlier drawing; give another folder.")
-    files = record.get("files")
-    names = [name for name in files if isinstance(name, str)] if isinstance(files, list) else []
-    return [
-        name
-        for name in names
-        if name.count("/") <= 1 and "\\" not in name and not {"", ".", ".."} & {*name.split("/")}
-    ]
+    return listed.files
 
 
 def _write_list(folder: Location, names: set[str] | list[str]) -> None:
-    record = {"kind": _KIND, "files": sorted(names)}
-    write_text(folder / LISTED, json.dumps(record, indent=0) + "\n")
+    write_text(folder / LISTED, list_text(_KIND, names))
 
 
 # Pictures ----------------------------------------------------------------------------------------

@@ -207,7 +207,11 @@ def _filter(name: str, rows: Sequence[Sequence[Cell]]) -> tuple[str, int, list[s
 def _site(site: SiteDifference) -> list[Cell]:
     sizes = (math.nan if size is None else size for size in (site.relative_mse, site.max_abs))
     origin = _ORIGINS.get(site.origin, "unknown")
-    return [Cell(site.site), Cell(origin, bad=site.origin == "local"), *map(number, sizes)]
+    return [
+        Cell(site.site),
+        Cell(origin, tone="fail" * (site.origin == "local")),
+        *map(number, sizes),
+    ]
 
 
 def _token(carrier: CarryingToken) -> list[Cell]:
@@ -229,7 +233,10 @@ def _weight(difference: WeightDifference) -> list[Cell]:
     text = "rounded" if is_rounded else weight_relation(difference)
     return [
         Cell(difference.name),
-        Cell("other values" if difference.relation == "differs" else text, bad=not is_rounded),
+        Cell(
+            "other values" if difference.relation == "differs" else text,
+            tone="fail" * (not is_rounded),
+        ),
         *map(Cell, difference.dtypes),
         number(math.nan if error is None else error),
     ]

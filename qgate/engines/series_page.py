@@ -47,10 +47,10 @@ def page(series: SeriesRecord, files: Sequence[str]) -> str:
         [
             Section(
                 anchor="findings", title="Findings", evidence=list(_evidence(series)),
-                total=len(series.drifts) + len(series.beyond),
+                total=len(series.drifts) + len(series.beyond), empty="Nothing drifts.",
             ),
             Section(
-                anchor="pictures", title="Along the steps", about=_BANDS,
+                anchor="pictures", title="Along the steps", about=_BANDS if series.drifts else "",
                 figures=series_charts(series),
             ),
             Section(anchor="all", title="All steps", total=len(series.steps), tables=[SectionTable(
@@ -90,8 +90,6 @@ def _evidence(series: SeriesRecord) -> Iterator[Evidence]:
         yield Evidence(tone, badge, text, value=after, limit=before, times=times)
     for reason in series.beyond:
         yield Evidence("fail", "exceeded", reason)
-    if not (series.drifts or series.beyond):
-        yield Evidence("good" if not series.notes else "info", "series", headline(series))
 
 
 def _step(step: StepDistances) -> list[Cell]:

@@ -47,7 +47,7 @@ def page(record: SyncRecord, files: Sequence[str]) -> str:
         [
             Section(
                 anchor="findings", title="Findings", evidence=list(_evidence(record)),
-                total=len(record.groups) + len(record.beyond),
+                total=len(record.groups) + len(record.beyond), empty=_ALL_RIGHT,
             ),
             Section(
                 anchor="weights", title="Weights that are not the trainer's", link="Weights",
@@ -97,8 +97,6 @@ def _evidence(record: SyncRecord) -> Iterator[Evidence]:
     if record.k3 is not None:
         text = f"mean k3 in nats per token over {record.tokens:,} tokens"
         yield Evidence("info", "tokens", text, value=brief(record.k3))
-    if not (record.findings or record.beyond):
-        yield Evidence("good", "weights", headline(record))
 
 
 def _row(finding: WeightFinding) -> list[Cell]:
@@ -107,7 +105,7 @@ def _row(finding: WeightFinding) -> list[Cell]:
     return [
         Cell(name),
         number(float(finding.rank), rank),
-        Cell(relation_text(finding), bad=finding.relation != "near"),
+        Cell(relation_text(finding), tone="" if finding.relation == "near" else "fail"),
         Cell(rows),
         number(finding.differing / max(finding.sampled, 1), share),
         number(size, error),

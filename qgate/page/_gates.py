@@ -33,7 +33,7 @@ from qgate.page.plots.growth import error_growth
 from qgate.page.plots.panels import Panel, panels_of
 from qgate.page.runs import RecordedGate, Run
 from qgate.results.check_views import NOTHING
-from qgate.results.failure_causes import cause_of
+from qgate.results.failure_causes import FailureCause, cause_of, is_one_fault
 from qgate.results.pictures import Plots
 from qgate.text import listed, one_line, shortened
 
@@ -51,7 +51,7 @@ _CLASSES = {FAILED: "f", NEW: "n", UNKNOWN: "u", PASSED: "p", IMPROVED: "p"}
 # Columns of the table of all gates and their widths in rem; the first eight are words.
 _COLUMNS = {
     "verdict": 5.8, "suite": 8.2, "model": 7.6, "mode": 6.8, "layer": 5.2, "site": 14.4, "scope": 6,
-    "metric": 8.8, "value": 5, "limit": 5.8, "change": 4.8, "margin": 4.6, "seconds": 5.4,
+    "metric": 8.8, "value": 5, "limit": 5.8, "change": 5.6, "margin": 4.6, "seconds": 4.6,
 }  # fmt: skip
 # Those that a phone shows, in percent: what failed, its value and its limit.
 _NARROW = {"verdict": 17, "mode": 13, "site": 21, "value": 15, "limit": 20, "margin": 14}
@@ -132,7 +132,8 @@ def _block(run: Run, gate: RecordedGate, rows: int, *, is_open: bool) -> dict[st
     command, why = accept_command(run, gate)
     steps = [("test", gate.node, True), ("run it again", rerun_command(run, gate), True)]
     script_folder = next((r["reproduction"] for r in gate.failed if "reproduction" in r), "")
-    if cause := cause_of(run.causes, gate.node):
+    cause = cause_of(run.causes, gate.node)
+    if cause is not None and cause.suspect.node == gate.node:
         steps.insert(0, ("enters at", cause.place, True))
     if script_folder:
         steps.append(
@@ -149,6 +150,7 @@ def _block(run: Run, gate: RecordedGate, rows: int, *, is_open: bool) -> dict[st
         "open": is_open,
         "line": line,
         "figures": figures,
+        "cause": _cause_words(gate, line, cause),
         "about": f"{record['suite']} · {record['model']} · {record['mode']} · {record['layer']}: "
         f"{gate.failures:,} of {gate.comparisons:,} comparisons failed, "
         f"{float(record['seconds'] or 0):.3g} s",
@@ -156,6 +158,14 @@ def _block(run: Run, gate: RecordedGate, rows: int, *, is_open: bool) -> dict[st
         "more": f"{unread:,} more places in results.csv." if unread > 0 else "",
         "next": steps,
     }
+
+
+def _cause_words(gate: RecordedGate, line: str, cause: FailureCause | None) -> str:
+    """Write what a gate follows from, or where the same fault is that it has."""
+    if cause is None or cause.suspect.node == gate.node:
+        return ""
+    is_same = is_one_fault(line.partition(") ")[2], cause.suspect.fault)
+    return f"{'the same as at' if is_same else 'follows from'} {cause.place}"
 
 
 def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:

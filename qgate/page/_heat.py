@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from urllib.parse import urlencode
 
 from qgate.charts.heat import margin_legend, margin_step
 from qgate.page._texts import nearness_text
 from qgate.page.runs import EVERYWHERE, Growth, LayerError, RecordedGate, Run
-from qgate.text import shortened
+from qgate.text import one_line, shortened
 
 Link = Callable[[RecordedGate], str]
 
@@ -29,15 +30,21 @@ def heat_view(run: Run, link: Link | None = None) -> dict[str, object] | None:
         layers = _in_order({error.layer for error in errors}, growth)
         at = {(error.mode, error.layer): _cell(error, address) for error in errors}
         modes = sorted({error.mode for error in errors}, key=natural)
-        rows = [(mode, [at.get((mode, layer)) for layer in layers]) for mode in modes]
+        rows = [
+            (
+                mode,
+                "" if link else f"#show&{urlencode({'mode': one_line(mode)})}",
+                [at.get((mode, layer)) for layer in layers],
+            )
+            for mode in modes
+        ]
         # A number says enough of `layers.12`.
         numbers = [re.fullmatch(r"layers\.(\d+)", layer) for layer in layers]
         heads = [
             (layer, number[1] if number else shortened(layer, 22))
             for layer, number in zip(layers, numbers, strict=True)
         ]
-        filters = "" if link else "#show&mode="
-        maps.append({"model": model, "heads": heads, "rows": rows, "filter": filters})
+        maps.append({"model": model, "heads": heads, "rows": rows})
     return {"legend": margin_legend(), "maps": maps}
 
 

@@ -15,10 +15,8 @@ from qgate.page.runs import RecordedGate, Run
 from qgate.project.gate_kinds import gate_kinds
 from qgate.project.options import PathPair
 from qgate.results.check_views import NOTHING, CheckView, view_of
-from qgate.results.extent import partial_head
 from qgate.results.failure_causes import cause_of, suspect_of
-from qgate.results.limit_kinds import limit_kind_of
-from qgate.results.other_tests import NOT_FINISHED, other_tests_text
+from qgate.results.headlines import verdict_texts
 from qgate.results.ranking import needs_accepted, severity
 from qgate.results.schema import Record
 from qgate.text import counted
@@ -122,9 +120,9 @@ def headline(run: Run) -> str:
 
 
 def headline_parts(run: Run) -> tuple[str, str]:
-    """Return `2 of 111 gates failed`, and the worst metric, its value, limit and layer."""
-    first, *details = _headline(run)
-    return first, "; ".join(filter(None, details))
+    """Return `2 of 111 gates failed, 1 fault in int8`, and place and fault."""
+    first, also = verdict_texts(run.tally, run.header, run.errors)
+    return first, "; ".join(filter(None, [_first_problem(run), *also]))
 
 
 def headline_figures(run: Run) -> str:
@@ -133,67 +131,25 @@ def headline_figures(run: Run) -> str:
     return run.causes[0].figures() if has_failed and len(run.causes) == 1 else ""
 
 
-def _headline(run: Run) -> tuple[str, ...]:
-    failed = [gate for gate in run.failed if not gate.is_new]
-    new = [gate for gate in run.failed if gate.is_new]
-    gates = counted(run.tally.gates, "gate")
-    partial = partial_head(run.header)
-    also = [other_tests_text(run.other), "" if run.finished else NOT_FINISHED]
-    also.append(f"partial run, {partial}" if partial else "")
-    lacking = ""
-    if run.broken:
-        several = len(run.broken) > 1
-        gates_of = f"{len(run.broken):,} gates, their" if several else "one gate, its"
-        lacking = f"no verdict for {gates_of} set-up failed"
+def _first_problem(run: Run) -> str:
+    """Name the fault of a run, or the first two of several, or else what went wrong first."""
+    failed = sorted(run.failed, key=lambda gate: gate.is_new)
+    if failed and not failed[0].is_new:
+        titles = [cause.title() for cause in run.causes[:2]] or [gate_line(failed[0])]
+        more = [f"and {len(run.causes) - 2} more"] * (len(run.causes) > 2)
+        return "; ".join([*titles, *more])
     if failed:
-        more = f"{len(new):,} new" if new else ""
-        first = _faults(run) or gate_line(failed[0])
-        return f"{len(failed):,} of {gates} failed", first, more, lacking, *also
-    if new:
-        verb = "has" if len(new) == 1 else "have"
-        first = f"{len(new):,} of {gates} {verb} nothing to be compared with yet"
-        return first, gate_line(new[0]), lacking, *also
+        return gate_line(failed[0])
     if run.broken:
         node, why = next(iter(run.broken.items()))
-        return lacking, f"{first_line(why)} ({node})", *also
+        return f"{first_line(why)} ({node})"
     if run.errors:
-        return "The run failed", run.errors[0]
-    if partial:
-        before = f"{gates} passed" if run.gates else "nothing was compared"
-        return "The run is partial", partial, before, *also[:2]
-    if not run.finished:
-        before = f"{gates} passed before" if run.gates else "nothing was compared"
-        return "The run did not finish", before, also[0]
+        return run.errors[0]
     if run.other["failed"]:
-        # All gates passed, and tests that are no gates did not.
         node, why = next(iter(run.other["failures"].items()), ("", ""))
-        passed = f"all {gates} passed" if run.gates else "no gate ran"
-        first = f"{counted(run.other['failed'], 'other test')} failed"
-        return first, f"{node}: {why}".strip(": "), passed
-    if not run.gates:
-        return "No gate ran", "nothing was compared, so nothing passed"
-    if status := run.header.get("exit", 0):
-        return "The run failed", f"{gates} passed, and pytest ended with exit status {status}"
-    shard = run.header.get("shard") or {}
-    part = f" of shard {shard.get('number')}/{shard.get('of')}" if shard else ""
-    first = f"All {gates}{part} passed" if run.tally.gates > 1 else f"The one gate{part} passed"
-    gate = run.gates[0]
-    if changed := updated_text(run.header.get("update")):
-        return first, f"baselines: {changed}"
-    if gate.check is None or limit_kind_of(gate.check["kind"]).is_new:
-        return (first,)
-    location = f"{gate.record['site']} (mode {gate.record['mode']})"
-    nearest = f"nearest to its limit is {gate.check['metric']} at {location}"
-    return first, f"{nearest}, {nearness_text(gate)}"
-
-
-def _faults(run: Run) -> str:
-    """Name the fault of a run, or the first two of several; empty for none."""
-    titles = [cause.title() for cause in run.causes[:2]]
-    if len(titles) < 2:
-        return "".join(titles)
-    more = f"; and {len(run.causes) - 2} more" if len(run.causes) > 2 else ""
-    return f"{len(run.causes)} faults: {'; '.join(titles)}{more}"
+        return f"{node}: {why}".strip(": ")
+    changed = updated_text(run.header.get("update"))
+    return f"baselines: {changed}" if changed else ""
 
 
 def updated_text(update: Mapping[str, Any] | None) -> str:

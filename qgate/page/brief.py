@@ -15,37 +15,28 @@ from qgate.page.terminal import (
     wrapped_lines,
     wrong_lines,
 )
-from qgate.results.coverage import total_text
-from qgate.results.extent import coverage_in, extent_of, undeclared_texts
+from qgate.results.extent import coverage_in, covered_texts, undeclared_texts
+from qgate.results.headlines import verdict_texts
 from qgate.results.met_shapes import unmet_text
 from qgate.results.power import least_power_text
 from qgate.results.run_facts import RUN_FACTS, is_warned
 from qgate.results.summary import Tally
-from qgate.text import counted, listed
+from qgate.text import beginning
 
-_LISTED = 4
+_REST = " (-v says all)"
 
 
 def green_lines(
     tally: Tally, width: int, header: Mapping[str, Any], unasked: Sequence[str]
 ) -> list[TerminalLine]:
     """Return the end of a run in which every gate that was asked for passed, in a few lines."""
-    extent = extent_of(header)
-    coverage = [] if extent is None else extent.get("coverage") or []
-    modes = dict.fromkeys(mode["mode"] for mode in coverage)
-    models = dict.fromkeys(mode["model"] for mode in coverage)
-    text = f"{counted(tally.gates, 'gate')} passed"
-    if modes:
-        word = "mode" if len(modes) == 1 else "modes"
-        about = f"{word} {listed([*modes], _LISTED)} of {listed([*models], _LISTED)}"
-        text += f": {about}; {total_text(coverage)}"
     power_words = least_power_text(header)
     details = [f"  {text}" for text in filter(None, (power_words, improved_text(tally)))]
     details += _unasked_texts(unasked)
     unmet = unmet_text(coverage_in(header))
     undeclared = [f"  {words}" for words in (*undeclared_texts(header), unmet) if words]
     return [
-        *wrapped_lines([text], width, "green"),
+        *wrapped_lines([verdict_texts(tally, header)[0]], width, "green"),
         *wrapped_lines(undeclared, width, "yellow"),
         *wrapped_lines(details, width),
     ]
@@ -57,21 +48,18 @@ def red_lines(
     """Return the end of a run in which gates failed: causes, counts, where else all is right."""
     width = max(width, NARROWEST)
     causes = tally.causes
-    failed, green = (
-        list(dict.fromkeys(mode.mode for mode in tally.modes if bool(mode.failed) is is_red))
-        for is_red in (True, False)
-    )
-    text = f"{tally.failed_gates:,} of {counted(tally.gates, 'gate')} failed"
-    text += f": {counted(len(causes), 'fault')}" if causes else ""
-    text += f" in {listed(failed, _LISTED)}" if failed else ""
-    text += f" (green: {listed(green, _LISTED)})" if green else ""
-    yellow = [text for fact in RUN_FACTS if fact.tone_of(header) for text in fact.lines(header)]
+    facts = [fact for fact in RUN_FACTS if fact.tone_of(header) and fact.lines is not covered_texts]
+    yellow = [
+        beginning(text, 2 * width - len(_REST)) + _REST if len(text) > 2 * width else text
+        for fact in facts
+        for text in fact.lines(header)
+    ]
     return [
         *wrapped_lines([f"cause: {cause.text()}" for cause in causes[:1]], width, "red"),
         *more_cause_lines(causes, width),
-        *unknown_lines(tally.unknown, width),
+        *unknown_lines(tally, width),
         *partial_lines(header),
-        *wrapped_lines([text], width, "red"),
+        *wrapped_lines([verdict_texts(tally, header)[0]], width, "red"),
         *wrong_lines(tally, width, header),
         *wrapped_lines(yellow, width, "yellow"),
         *wrapped_lines(_unasked_texts(unasked), width),

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from qgate.page.comparison_texts import headline
 from qgate.page.comparisons import Row, RunComparison
 from qgate.page.reports import LoadedRun, about
-from qgate.results.ci import MarkdownPage, markdown_head, markdown_row, verdict_text
+from qgate.results.ci import MarkdownPage, markdown_head, markdown_row
 from qgate.results.extent import partial_text
+from qgate.results.headlines import verdict_text
 from qgate.results.movements import EQUAL, Movement, Movements, movement
 from qgate.results.other_tests import other_test_lines
 from qgate.results.reading import read
@@ -29,7 +30,7 @@ def comment(loaded: Sequence[LoadedRun], comparison: RunComparison | None = None
     last = loaded[-1]
     header, tally = last.run.header, last.tally
     page = MarkdownPage(_MOST_BYTES)
-    page.add(MARK, f"## qgate: {verdict_text(tally, last.broken, header)}")
+    page.add(MARK, f"## qgate: {for_markdown(verdict_text(tally, header, last.broken))}")
     for cause in tally.causes[:1]:
         page.add("", f"**cause: {for_markdown(cause.text())}**")
     problems = [partial_text(header), *last.broken, last.run.torn]

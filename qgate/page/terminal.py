@@ -16,6 +16,7 @@ from qgate.page.tables import (
 )
 from qgate.results.extent import partial_text
 from qgate.results.failure_causes import FailureCause
+from qgate.results.headlines import verdict_texts
 from qgate.results.other_tests import (
     NOT_FINISHED,
     ended_badly,
@@ -98,7 +99,7 @@ def summary(
     width = max(width, NARROWEST)
     causes = tally.causes
     lines = more_cause_lines(causes, width, rows)
-    first = unknown_lines(tally.unknown, width)
+    first = unknown_lines(tally, width)
     return _report(tally, width, header, modes, [*first, *lines], causes)
 
 
@@ -115,7 +116,7 @@ def tables(
     failures, causes = _failures(tally)[:rows], tally.causes
     lines = [
         *error_lines(other_test_lines(other_tests_of(header), _OTHERS)),
-        *unknown_lines(tally.unknown, width),
+        *unknown_lines(tally, width),
         *(line for cause in causes[1:_OTHERS] for line in other_cause_lines(cause, width)),
     ]
     if failures:
@@ -168,7 +169,10 @@ def counts_lines(
     """Return the counts of gates; other problems come first where all gates passed."""
     counts = tally.counts
     color: Color = "red" if counts.failed or not counts.passed else "green"
-    lines = wrapped_lines([tally.counts_text()], width, color)
+    text = counts.text()
+    if counts.failed:
+        text = f"{verdict_texts(tally, header)[0]}; comparisons: {text}"
+    lines = wrapped_lines([text], width, color)
     also = wrong_lines(tally, width, header)
     lines = [*lines, *also] if counts.failed else [*also, *lines]
     return [*lines, *fact_lines(header, width)]
@@ -205,15 +209,17 @@ def wrong_lines(tally: Tally, width: int, header: Mapping[str, Any]) -> list[Ter
     return wrapped_lines(list(filter(None, wrong)), width, "red")
 
 
-def unknown_lines(unknown: Mapping[tuple[str, str], int], width: int) -> list[TerminalLine]:
-    """Name the modes that only lack accepted errors."""
+def unknown_lines(tally: Tally, width: int) -> list[TerminalLine]:
+    """Name the modes that only lack accepted errors; no update records beside a fault."""
+    unknown = tally.unknown
     if not unknown:
         return []
     names = [one_line(f"{model} {mode}") for model, mode in unknown]
     listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    count = sum(unknown.values())
-    comparisons = f"{count} comparison{'' if count == 1 else 's'} ({listed})"
-    text = f"no accepted errors yet for {comparisons}: record them with --update-baselines"
+    comparisons = f"{counted(sum(unknown.values()), 'comparison')} ({listed})"
+    can_record = unknown.keys() - tally.refused.keys()
+    how = "with --update-baselines" if can_record else "once what is wrong is mended"
+    text = f"no accepted errors yet for {comparisons}: record them {how}"
     return wrapped_lines([text], width, "yellow")
 
 

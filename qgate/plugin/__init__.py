@@ -209,6 +209,13 @@ class _ReportHooks:
         settle(self._run, session)
         return result
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: Any):  # type: ignore[no-untyped-def]
+        """Give pytest the failures back that it does not list, to be counted."""
+        result = yield
+        terminalreporter.stats.get("failed", []).extend(self._run.unlisted)
+        return result
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             add_other(self._run, report)

@@ -175,22 +175,27 @@ class _Brief:
 
 
 def shorten(run: SuiteRun, failed: list[Any]) -> None:
-    """Put failures that are causes first, and leave two lines of those that follow from one.
+    """Put failures that are causes first, and leave two lines of each: what is wrong, and why.
 
-    Of tests that lack accepted errors the first is told that a command records. Pages and files
-    have the whole texts.
+    Of tests that lack accepted errors the first is told that a command records; the others go from
+    `failed` to `run.unlisted`. -v, pages and files have the whole texts.
     """
     if not (failed and _is_brief(run)):
         return
-    causes = Tally(run.rows).causes
+    tally = Tally(run.rows)
+    causes, refused = tally.causes, tally.refused
     first = {cause.suspect.node: number for number, cause in reversed([*enumerate(causes)])}
     failed.sort(key=lambda report: first.get(report.nodeid, len(causes)))
     lacking: dict[str, list[Any]] = {}
     for report in failed:
-        if report.nodeid in first or not hasattr(report, "qgate"):
+        if not hasattr(report, "qgate"):
             continue
         cause = cause_of(causes, report.nodeid)
         lines = str(report.longrepr).splitlines() or [""]
+        if report.nodeid in first:
+            if cause is None or cause.plan is None:
+                report.longrepr = _Brief(report, lines[0], *_advice(lines))
+            continue
         if cause is None:
             wrong = [row for row in report.qgate if not row["passed"]]
             if wrong and not any(map(suspect_of, wrong)):
@@ -201,11 +206,28 @@ def shorten(run: SuiteRun, failed: list[Any]) -> None:
         finding = finding.partition("; follows from ")[0]
         report.longrepr = _Brief(report, finding, f"  {relation} {cause.place}")
     for one, *hidden in lacking.values():
+        lines = str(one.longrepr).splitlines()
+        if cause := refused.get((one.qgate[0]["model"], one.qgate[0]["mode"])):
+            lines[1:] = [f"  to record it, mend {cause.place} first"]
         if hidden:
-            more = f"  {counted(len(hidden), 'more test')} without accepted errors, named below"
-            one.longrepr = _Brief(one, *str(one.longrepr).splitlines(), more)
-        for report in hidden:
-            report._pdbshown = True  # pytest tells a failure that a debugger showed in one line
+            verb = "lacks" if len(hidden) == 1 else "lack"
+            lines.append(
+                f"  {counted(len(hidden), 'more test')} {verb} accepted errors; -v names all"
+            )
+        one.longrepr = _Brief(one, *lines)
+        run.unlisted += hidden
+    unlisted = set(map(id, run.unlisted))
+    failed[:] = [report for report in failed if id(report) not in unlisted]
+
+
+def _advice(lines: Sequence[str]) -> Sequence[str]:
+    """Return what to do about a failure: what follows its baseline, or its last line.
+
+    A baseline of another machine may be why it fails.
+    """
+    after = (at for at, line in enumerate(lines, 1) if line.startswith("  baseline  "))
+    start = next(after, max(len(lines) - 1, 1))
+    return lines[start - ("(accepted on" in lines[start - 1] and start > 1) :]
 
 
 def _first(lines: list[str]) -> list[str]:

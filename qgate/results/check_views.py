@@ -11,7 +11,9 @@ from qgate.results.limit_kinds import limit_kind_of
 from qgate.text import change_figure, figures_apart, one_line, times_figure
 
 NOTHING = "-"
-_NOT_FINITE, _OVER_ZERO = "not finite", "over 0"
+_NOT_FINITE, _OVER_ZERO, _SAME = "not finite", "over 0", "same"
+# A smaller change is written as none, and how far that is from its limit is the tolerance itself.
+_LEAST_CHANGE = 5e-4
 
 
 class CheckView(NamedTuple):
@@ -21,8 +23,8 @@ class CheckView(NamedTuple):
     limit     `<= 3.5e-05`, or the text that was accepted
     against   what the limit was made from: the accepted value, or an ideal quantizer's error
     change    the change from that: `+26 %`, `27x`, `6.2 dB` more than an ideal quantizer
-    far       how many times its limit: `26.6x`, or a word where no number says it; "-" where the
-              value is not finite
+    far       how many times its limit: `26.6x`, or a word where no number says it, as of a value
+              that is the accepted one; "-" where the value is not finite
     moved     the value over `against`; NaN without one
     times     how many times its limit, infinite where it is not finite; 1 where nothing is compared
     """
@@ -51,12 +53,14 @@ class CheckView(NamedTuple):
     @property
     def distance(self) -> str:
         """Write `26.6x its limit (regression)`."""
+        if self.far == _SAME:
+            return "as accepted"
         far = "over a limit of 0" if self.far == _OVER_ZERO else f"{self.far} its limit"
         return f"{far} ({self.kind})" if self._has_times else self.how_far
 
     @property
     def _has_times(self) -> bool:
-        return self.far not in (NOTHING, self.kind) and bool(self.kind)
+        return self.far not in (NOTHING, self.kind, _SAME) and bool(self.kind)
 
     def text(self) -> str:
         """Write `relative_mse 9.2e-04, limit <= 3.5e-05, 26.6x its limit (regression)`."""
@@ -92,6 +96,8 @@ def view_of(check: Mapping[str, Any] | None, accepted: float | None = None) -> C
         if not is_number(value):
             now = _NOT_FINITE if kind.has_number else NOTHING
     far, times = _far(check)
+    if check["passed"] and kind.is_accepted and abs(moved - 1) < _LEAST_CHANGE:
+        far = _SAME
     return CheckView(metric, check["kind"], now, most, before, change, far, moved, times)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from qgate.results.check_views import view_of
 from qgate.results.extent import partial_text
 from qgate.results.failure_causes import cause_of
+from qgate.results.headlines import verdict_text
 from qgate.results.other_tests import (
     NOT_FINISHED,
     ended_badly,
@@ -21,7 +22,6 @@ from qgate.results.run_facts import RUN_FACTS
 from qgate.results.schema import is_counted
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally
 from qgate.text import (
-    counted,
     for_markdown,
     for_workflow,
     for_workflow_property,
@@ -78,13 +78,13 @@ def markdown_summary(
     named = f", {for_markdown(about)}" if about else ""
     header = header or {}
     other = other_tests_of(header)
-    page.add(f"## qgate: {verdict_text(tally, broken, header)}{named}", "")
+    page.add(f"## qgate: {for_markdown(verdict_text(tally, header, broken))}{named}", "")
     causes = tally.causes
     for cause in causes[:1]:
         page.add(f"**cause: {for_markdown(cause.text())}**", "")
     if partial := partial_text(header):
         page.add(f"* **error**: {for_markdown(partial)}", "")
-    page.add(tally.counts_text())
+    page.add(counts.text())
     for fact in RUN_FACTS:
         for text in () if fact.is_long else fact.lines(header):
             page.add("", for_markdown(text))
@@ -123,21 +123,6 @@ def markdown_summary(
         )
         page.add(*(["", "</details>"] if causes else []))
     return page.text()
-
-
-def verdict_text(tally: Tally, broken: Sequence[str], header: Mapping[str, Any]) -> str:
-    """Return the verdict for a headline; a run that compared nothing did not pass."""
-    counts, other = tally.counts, other_tests_of(header)
-    parts = [other_tests_text(other).partition(",")[0]] if other["failed"] else []
-    parts += ["partial run"] if partial_text(header) else []
-    parts += [] if is_finished(header) else ["not finished"]
-    if counts.failed:
-        return ", ".join([f"{tally.failed_gates} of {tally.gates} gates failed", *parts])
-    if header.get("broken") or (broken and not (header or parts)):
-        return ", ".join(["set-up failed", *parts])
-    parts = parts or (["the run failed"] if broken or ended_badly(header) else [])
-    outcome = f"{counted(tally.gates, 'gate')} passed" if counts.passed else "nothing was compared"
-    return ", ".join([*parts, outcome])
 
 
 class MarkdownPage:

@@ -139,7 +139,7 @@ class FailureCause:
             return "same" if other.tier == first.tier else ""
         if other.is_local and first.is_local:
             if other.is_diagnosed:
-                is_same = _is_one_fault(other.fault, first.fault)
+                is_same = is_one_fault(other.fault, first.fault)
             else:
                 is_same = bool(other.cast) and other.cast == first.cast
             below: Relation = "follows" if self._is_below(other) else ""
@@ -170,7 +170,7 @@ class FailureCause:
         return f"{listed(models, _MODES)}, {word} {listed(modes, _MODES)}"
 
 
-def _is_one_fault(one: str, other: str) -> bool:
+def is_one_fault(one: str, other: str) -> bool:
     """Tell if two faults have the same words, and figures that may be of one fault.
 
     How many values differ is of one tensor, and a figure that was measured has noise.

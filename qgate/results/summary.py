@@ -27,7 +27,7 @@ from qgate.results.ranking import binding, rank
 from qgate.results.schema import Record, is_counted
 from qgate.results.scopes import scope_of
 from qgate.results.tasks import LONG_TEXT, long_text_words
-from qgate.text import counted, figure_text, listed
+from qgate.text import figure_text, listed
 
 # Failures kept per test and mode, worst first; the others are counted.
 MOST_FAILED = 40
@@ -185,14 +185,6 @@ class Tally:
             )
         )
 
-    def counts_text(self) -> str:
-        """Write the counts of comparisons and checks, after those of gates if some failed."""
-        text = self.counts.text()
-        if not self.failed_gates:
-            return text
-        gates = f"{self.failed_gates:,} of {counted(self.gates, 'gate')} failed"
-        return f"{gates}; comparisons: {text}"
-
     @property
     def gates(self) -> int:
         return len(self._attempts)
@@ -200,6 +192,13 @@ class Tally:
     @property
     def failed_gates(self) -> int:
         return len({node for (node, _, _), part in self._last() if part.failed})
+
+    @property
+    def new_gates(self) -> int:
+        """Number of failed gates that only lack accepted errors."""
+        failed = [(node, part) for (node, _, _), part in self._last() if part.failed]
+        wrong = {node for node, part in failed if part.failed > part.unknown}
+        return len({node for node, _ in failed} - wrong)
 
     @property
     def failures(self) -> list[ComparisonSummary]:
@@ -228,6 +227,12 @@ class Tally:
             )
             for key, parts in self._by_mode().items()
         )
+
+    @property
+    def refused(self) -> dict[tuple[str, str], FailureCause]:
+        """Model and mode of what no update accepts anything of, each with its first cause."""
+        causes = [cause for cause in self.causes if not cause.is_acceptable]
+        return {place: cause for cause in reversed(causes) for place in cause.places}
 
     @property
     def plan_changes(self) -> dict[tuple[str, str], list[PlanChange]]:
@@ -339,6 +344,8 @@ def is_unknown(record: Mapping[str, Any]) -> bool:
 
 def _mode(model: str, mode: str, parts: list[_TestTally]) -> ModeSummary:
     worst = min((p.worst for p in parts if p.worst), key=lambda item: item.rank, default=None)
+    if worst is not None and worst.passed and worst.check is not None and not worst.check["value"]:
+        worst = None  # Where all values are zero, the one nearest to its limit says nothing.
     carried = []
     for metric in dict.fromkeys(name for part in parts for name in part.carried):
         values = [part.carried[metric] for part in parts if metric in part.carried]

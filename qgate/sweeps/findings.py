@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NotRequired, TypedDict
 
@@ -53,7 +52,6 @@ class SweptFormat(TypedDict):
     severe: bool
     metrics: dict[str, float]
     files: list[str]
-    pictures: list[tuple[str, int, int]]
     curve: NotRequired[list[tuple[float, float]]]
     """The exponent and the relative MSE of every level that has one."""
     used: NotRequired[float | None]
@@ -61,9 +59,7 @@ class SweptFormat(TypedDict):
     choices: NotRequired[list[FormatChoice]]
 
 
-def entry_of(
-    record: SweepRecord, folder: str, files: Sequence[str], pictures: Mapping[str, bytes]
-) -> SweptFormat:
+def entry_of(record: SweepRecord, folder: str, files: Sequence[str]) -> SweptFormat:
     view = SweepView(record)
     best = view.best
     shape = " x ".join(map(str, view.tensor["shape"] or ())) or "one value"
@@ -88,7 +84,6 @@ def entry_of(
         "severe": best["severity"]["overflow"] == "high",
         "metrics": {name: metric(best, name) for name in best["metrics"]},
         "files": list(files),
-        "pictures": [(name, *_size(data)) for name, data in pictures.items()],
         "curve": [
             (number(level["exponent"]), error)
             for level in view.levels
@@ -97,12 +92,6 @@ def entry_of(
         "used": number(view.usual["exponent"]) if view.usual else None,
         "choices": record.get("choices", []),
     }
-
-
-def _size(data: bytes) -> tuple[int, int]:
-    """Read width and height from the head of a PNG."""
-    width, height = struct.unpack(">II", data[16:24])
-    return width, height
 
 
 def findings(

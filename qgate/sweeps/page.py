@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from qgate.charts.pages import leading, number, render
+from qgate.charts.pages import Cell, Link, leading, number
+from qgate.charts.reports import FigureGroup, Section, SectionTable, report_page
 from qgate.charts.scale_curves import ScaleCurve, scale_curve
-from qgate.charts.svg import LIGHT, STYLE
 from qgate.interruptions import raise_interruption
 from qgate.metrics import METRICS
 from qgate.records import validate
@@ -35,11 +35,42 @@ _PICTURES = ("scaling_test", "scaling_summary")
 _MOST_EARLIER = 400
 _OURS = "<!-- the page of a run of qgate sweep -->"
 _FAILED = "<!-- some of its tensors failed -->"
-_MOST_ROWS, _MOST_PICTURED, _MOST_FOLDERS, _MOST_OPEN = 2000, 60, 200, 20
+_MOST_ROWS, _MOST_PICTURED, _MOST_FOLDERS = 2000, 60, 200
 _CHOICE_HEAD = ("format", "bits", "scale", "SQNR")
 _HEAD = ("tensor", "format", "sweep", "recommended", "SQNR (dB)", "without massive (dB)",
-         "usual (dB)", "gap (dB)", "saturated (%)", "energy lost (%)", "flushed (%)")  # fmt: skip
+         "usual (dB)", "gap (dB)", "saturated (%)", "energy lost (%)", "flushed (%)",
+         "files")  # fmt: skip
+_WIDTHS = {"tensor": 17, "format": 8.5, "sweep": 7.5, "recommended": 8.5, "files": 11}
 _NARROW = {"tensor": 22, "format": 22, "recommended": 28, "SQNR (dB)": 13, "gap (dB)": 15}
+
+
+_TOGETHER = "Text, data and pictures lie in the folders beside this page: keep them together."
+_CHOICES = "Each format at its best scale, the highest SQNR first."
+_OTHERS = (
+    "Records here that this version cannot read, or that are too many. What they say is in their "
+    "files and not counted above."
+)
+_NOTHING_SWEPT = "No tensor could be swept."
+_NOTHING_DRAWN = "No tensor has a level with a finite error and a scale to recommend."
+_WORDS = (
+    ("sweep", "One scale: 2^s for the whole tensor. Block offset: an integer added to every "
+     "block's own exponent; 0 is production."),
+    ("recommended", "The level with the best composite of MSE, cosine, PSNR, MAE and relative "
+     "error among those that scales can hold and that do not saturate much. What it costs against "
+     "the best MSE stands beside it from 0.1 dB on."),
+    ("SQNR", "10 log10 of the energy of the tensor over that of the error, at the recommended "
+     "level; exact: there is no error."),
+    ("without massive", "SQNR of all but massive elements: those beyond 20 times the root mean "
+     "square of all but the largest 1 in 32."),
+    ("usual", "SQNR at the scale that is in use: floor(log2(amax)) - emax of MX formats "
+     "(production), amax / max of fp8 and integers, none of formats that are cast."),
+    ("gap", "Recommended less usual: what is lost today, or below zero what the recommended level "
+     "costs in SQNR."),
+    ("saturated", "Finite elements that are above the largest value when rounded without a bound, "
+     "at the recommended level."),
+    ("energy lost", "The share of the sum of squares that saturation loses."),
+    ("flushed", "Elements that were not zero and become zero."),
+)  # fmt: skip
 
 
 def write_page(
@@ -93,7 +124,7 @@ def _earlier(
 
 
 def _entry_from(path: Location) -> SweptFormat:
-    """Make the entry of a sweep from its record, with its files and pictures."""
+    """Make the entry of a sweep from its record, with the files beside it."""
     record = json.loads(read_foreign(path, "records"))
     validate(record, SweepRecord)
     view, folder = SweepView(record), path.parent
@@ -104,10 +135,7 @@ def _entry_from(path: Location) -> SweptFormat:
         for ending in ("txt", "json", "csv", "png")
         if (folder / f"{view.stem(stem)}.{ending}").is_file()
     ]
-    pictures = {
-        name: read_foreign(folder / name, "records") for name in names if name.endswith(".png")
-    }
-    entry = entry_of(record, folder.name, names, pictures)
+    entry = entry_of(record, folder.name, names)
     exponents = [entry["exponent"], entry.get("used") or 0.0]
     if not all(map(math.isfinite, [*exponents, *(at for at, _ in entry.get("curve", ()))])):
         raise ValueError(f"{path}: an exponent is no number")
@@ -129,61 +157,93 @@ def page(
     swept = f"{counted(len(results), 'tensor')} in {', '.join(formats) or 'no format'}"
     before = len({entry["folder"] for entry in earlier})
     more = f"; with {counted(before, 'tensor')} of earlier commands" if before else ""
-    rows = sorted([*entries, *earlier], key=_worst_first)
-    folders = list(dict.fromkeys(entry["folder"] for entry in rows))
-    pictured = [
-        (own[0]["tensor"], _link(folder), own[0]["failed"], list(map(_picture, own)))
-        for folder in folders[:_MOST_PICTURED]
-        if (own := [entry for entry in rows if entry["folder"] == folder])
-    ]
     first, tone = headline(entries, results)
-    choices = [
-        (entry["tensor"], _link(entry["folder"]), choice_rows(entry["choices"]))
-        for entry in [*entries, *earlier]
-        if entry.get("choices") and not entry["failed"]
-    ]
-    empty = {name for name, part in (("formats", choices), ("others", unread)) if not part}
-    links = [
-        ("formats", "Which format", len(choices)),
-        ("sweeps", "Sweeps", len(rows)),
-        ("metrics", "Every metric", len(METRICS.of("errors"))),
-        ("pictures", "Pictures", sum(len(row) for *_, row in pictured)),
-        ("words", "What the columns mean", 0),
-        ("others", "Other folders", len(unread)),
-    ]
-    return render(
-        "sweeps/page",
-        mark=_OURS + (_FAILED if any(reason for _, reason in results) else ""),
-        title=leading(first, 110),
-        first=leading(first),
-        tone=tone,
-        plot_style=f"{STYLE}@media print{{.plot{{{LIGHT}}}}}",
-        about=f"{swept}; {settings}{more}.",
+    html = report_page(
+        [*_sections([*entries, *earlier]), *([_unread_section(unread)] if unread else [])],
+        verdict=leading(first), tone=tone, title=leading(first, 110),
         findings=findings([*entries, *earlier], results),
-        links=[link for link in links if link[0] not in empty],
-        choice_head=_CHOICE_HEAD,
-        choices=choices[:_MOST_PICTURED],
-        head=_HEAD,
-        narrow=_NARROW,
-        filters=[
-            (name, 1 + at, values)
-            for at, name in enumerate(_HEAD[1:3])
-            if len(values := sorted({_words(entry)[at] for entry in rows[:_MOST_ROWS]})) > 1
-        ],
-        rows=[_row(entry) for entry in rows[:_MOST_ROWS]],
-        unshown=len(rows) - _MOST_ROWS,
-        most_open=_MOST_OPEN,
-        metrics_about=f"{len(METRICS.of('errors'))} metrics of {counted(len(rows), 'sweep')}",
-        metrics=METRICS.of("errors"),
-        drawn=pictured,
-        tensors=len(folders),
-        most_pictured=_MOST_PICTURED,
-        others=[
-            (folder, [(name, _link(folder, name)) for name in names])
-            for folder, names in unread.items()
-        ],
-        most_others=_MOST_FOLDERS,
+        about=f"{swept}; {settings}{more}. {_TOGETHER}",
+    )  # fmt: skip
+    return f"{html}{_OURS}{_FAILED if any(reason for _, reason in results) else ''}\n"
+
+
+def _sections(entries: Sequence[SweptFormat]) -> Iterator[Section]:
+    rows = sorted(entries, key=_worst_first)
+    first = rows[:_MOST_ROWS]
+    choices = [entry for entry in entries if entry.get("choices") and not entry["failed"]]
+    yield Section(
+        anchor="formats", title="Which format", total=len(choices), beside=True, about=_CHOICES,
+        tables=[_choice_table(entry) for entry in choices[:_MOST_PICTURED]],
+        empty="No tensor was compared in all formats.",
+    )  # fmt: skip
+    cells = [_row(entry) for entry in first]
+    columns = ((name, 1 + at) for at, name in enumerate(_HEAD[1:3]))
+    filters = [
+        (name, at, values)
+        for name, at in columns
+        if len(values := sorted({str(row[at].text) for row in cells})) > 1
+    ]
+    yield Section(
+        anchor="sweeps", title="Tensors and formats, worst first", link="Sweeps", total=len(rows),
+        empty=_NOTHING_SWEPT,
+        tables=[SectionTable(
+            head=_HEAD, rows=cells, words=3, label="tensors and formats", name="all-sweeps",
+            widths=_WIDTHS, narrow=_NARROW, filters=filters,
+            more=f"{len(rows) - len(first):,} more, better ones, in their folders."
+            * (len(rows) > len(first)),
+        )],
+    )  # fmt: skip
+    metrics = METRICS.of("errors")
+    yield Section(
+        anchor="metrics", title="Every metric at the recommended level", link="Every metric",
+        total=len(metrics), empty=_NOTHING_SWEPT,
+        folded=f"{len(metrics)} metrics of {counted(len(rows), 'sweep')}",
+        tables=[SectionTable(
+            head=[*_HEAD[:3], *(metric.head for metric in metrics)], words=3,
+            about={metric.head: metric.definition for metric in metrics},
+            rows=[_metric_row(entry) for entry in first], label="metrics of tensors and formats",
+        )],
+    )  # fmt: skip
+    folders = list(dict.fromkeys(entry["folder"] for entry in rows))
+    groups = [
+        _curves([entry for entry in rows if entry["folder"] == folder])
+        for folder in folders[:_MOST_PICTURED]
+    ]
+    pictured = (
+        f"Of the {_MOST_PICTURED} worst of {counted(len(folders), 'tensor')}; the others are "
+        "linked in the table."
     )
+    yield Section(
+        anchor="pictures", title="Pictures", total=sum(len(group.figures) for group in groups),
+        about=pictured if len(folders) > _MOST_PICTURED else "",
+        groups=[group for group in groups if group.figures], empty=_NOTHING_DRAWN,
+    )  # fmt: skip
+    yield Section(anchor="words", title="What the columns mean", facts=_WORDS)
+
+
+def _choice_table(entry: SweptFormat) -> SectionTable:
+    """Return the formats of a tensor, the best first."""
+    return SectionTable(
+        head=_CHOICE_HEAD, rows=[[*map(Cell, row)] for row in choice_rows(entry["choices"])],
+        words=1, label=f"formats for {entry['tensor']}", title=entry["tensor"],
+        address=f"{_address(entry['folder'])}/",
+    )  # fmt: skip
+
+
+def _unread_section(unread: Mapping[str, Sequence[str]]) -> Section:
+    rows = [
+        [Cell(folder), Cell("", links=[Link(name, _address(folder, name)) for name in names])]
+        for folder, names in unread.items()
+    ]
+    left_out = f"{len(rows) - _MOST_FOLDERS:,} more folders." * (len(rows) > _MOST_FOLDERS)
+    return Section(
+        anchor="others", title="Folders that are not shown", link="Other folders",
+        total=len(rows), about=_OTHERS,
+        tables=[SectionTable(
+            head=("folder", "files"), rows=rows[:_MOST_FOLDERS], words=2, label="other folders",
+            more=left_out,
+        )],
+    )  # fmt: skip
 
 
 def _worst_first(entry: SweptFormat) -> tuple[bool, bool, float]:
@@ -191,43 +251,48 @@ def _worst_first(entry: SweptFormat) -> tuple[bool, bool, float]:
     return not entry["failed"], not math.isnan(ratio), -math.inf if math.isnan(ratio) else ratio
 
 
-def _row(entry: SweptFormat) -> dict[str, object]:
-    """Return the cells of a sweep in both tables."""
+def _row(entry: SweptFormat) -> list[Cell]:
     ratios = [entry[name] for name in ("sqnr_db", "rest_db", "production_db")]
     gap = math.nan if entry["failed"] else entry["gap_db"]
     shares = [entry[name] for name in ("overflow", "overflow_energy", "flush")]
     # The levels of a tensor with NaN or infinities are figures of its other values, no advice.
     advice = () if entry["failed"] else (entry["level"], entry.get("mse_cost"))
-    recommended = "; ".join(filter(None, advice)) or "–"
-    values = {
-        metric: entry["metrics"].get(metric.name, math.nan) for metric in METRICS.of("errors")
-    }
-    return {
-        **entry,
-        "link": quote(entry["folder"]),
-        "words": _words(entry),
-        "cells": [
-            number(entry["exponent"], recommended),
-            *(number(db, "exact" if db == math.inf else f"{db:.2f}") for db in ratios),
-            number(gap, f"{gap:+.2f}", bad=gap <= -EQUAL_DB),
-            *(
-                number(
-                    share, share_text(share).removesuffix("%"), bad=not column and entry["severe"]
-                )
-                for column, share in enumerate(shares)
-            ),
-        ],
-        "metrics": [number(value, metric.cell(value)) for metric, value in values.items()],
-        "files": [(file, _short(file), _link(entry["folder"], file)) for file in entry["files"]],
-    }
+    tensor, folder = entry["tensor"], entry["folder"]
+    return [
+        Cell(tensor, tensor, links=[Link(tensor, f"{_address(folder)}/")], failure=entry["failed"]),
+        *_names(entry),
+        number(entry["exponent"], "; ".join(filter(None, advice)) or "–"),
+        *(number(db, "exact" if db == math.inf else f"{db:.2f}") for db in ratios),
+        number(gap, f"{gap:+.2f}", bad=gap <= -EQUAL_DB),
+        *(
+            number(share, share_text(share).removesuffix("%"), bad=not column and entry["severe"])
+            for column, share in enumerate(shares)
+        ),
+        Cell("", links=[
+            Link(_short(file), _address(folder, file), f"{_short(file)}: {file} of {folder}")
+            for file in entry["files"]
+        ]),
+    ]  # fmt: skip
 
 
-def _words(entry: SweptFormat) -> tuple[str, str]:
+def _metric_row(entry: SweptFormat) -> list[Cell]:
+    values = (
+        (metric, entry["metrics"].get(metric.name, math.nan)) for metric in METRICS.of("errors")
+    )
+    figures = [number(value, metric.cell(value)) for metric, value in values]
+    return [Cell(entry["tensor"]), *_names(entry), *figures]
+
+
+def _names(entry: SweptFormat) -> tuple[Cell, Cell]:
     """Name the format and the kind of a sweep."""
-    return entry["format"], KINDS.get(entry["kind"], entry["kind"])
+    return Cell(entry["format"]), Cell(_kind(entry))
 
 
-def _link(*parts: str) -> str:
+def _kind(entry: SweptFormat) -> str:
+    return KINDS.get(entry["kind"], entry["kind"])
+
+
+def _address(*parts: str) -> str:
     return "/".join(map(quote, parts))
 
 
@@ -240,16 +305,18 @@ def _short(file: str) -> str:
     return file.rpartition(".")[2]
 
 
-def _picture(entry: SweptFormat) -> dict[str, object]:
-    """Return the curve of a sweep with its name, and links to its pictures in files."""
-    name = ", ".join(_words(entry))
-    # The curve of a tensor with NaN or infinities would recommend a scale for its other values.
-    levels = () if entry["failed"] else entry.get("curve", ())
-    curve = ScaleCurve(entry["format"], levels, entry["exponent"], entry.get("used"), "in use")
-    return {
-        "name": name,
-        "svg": scale_curve(curve) if levels else "",
-        "links": [
-            (_link(entry["folder"], file), _short(file), file) for file, *_ in entry["pictures"]
-        ],
-    }
+def _curves(entries: Sequence[SweptFormat]) -> FigureGroup:
+    """Draw the sweeps of a tensor; one with NaN or infinities has no scale to recommend."""
+    first = entries[0]
+    curves = [
+        (
+            ScaleCurve(e["format"], e["curve"], e["exponent"], e.get("used"), "usual"),
+            f"{e['format']}, {_kind(e)}",
+        )
+        for e in entries
+        if e.get("curve") and not e["failed"]
+    ]
+    return FigureGroup(
+        first["tensor"], f"{_address(first['folder'])}/", first["failed"],
+        [(scale_curve(curve), name) for curve, name in curves],
+    )  # fmt: skip

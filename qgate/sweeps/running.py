@@ -186,7 +186,7 @@ class SweepRun:
             for picture, data in pictures.items():
                 write_bytes(folder / picture, data)
                 paths.append(folder / picture)
-            entries.append(entry_of(record, folder.name, [path.name for path in paths], pictures))
+            entries.append(entry_of(record, folder.name, [path.name for path in paths]))
             saved = [f"  {one_line(path)}" for path in paths]
             texts = [*lines(record), "Results saved to:", *saved, ""]
             log = logs.setdefault(f"{SweepView(record).stem(f'scaling_test_{name}')}.log", [])

@@ -390,7 +390,7 @@ def test_results_of_a_fork_become_a_comment(tmp_path: Path) -> None:
     assert "api --silent --method POST repos/them/product/issues/7/comments" in asked
     body = (tmp_path / "answers" / "posted").read_text()
     assert body.startswith(
-        "<!-- qgate report --format comment -->\n## qgate: 1 of 1 gates failed\n"
+        "<!-- qgate report --format comment -->\n## qgate: 1 of 1 gate failed, 1 fault in "
     )
     assert body.endswith("\n[All results and the report](https://github.com/run/9)\n")
     plain = re.sub(r"`[^`]*`", "", body).replace("https://github.com/run/9", "")

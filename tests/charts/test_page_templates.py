@@ -62,7 +62,7 @@ def test_a_name_that_a_template_lacks_is_an_error() -> None:
 def test_numbers_sort_by_themselves_and_those_that_are_none_last() -> None:
     assert number(1234.5) == Cell("1230", "1234.5")
     assert number(float("nan"), "x") == Cell("–", "nan")
-    assert number(2, "two", bad=True) == Cell("two", "2.0", True)
+    assert number(2, "two", bad=True) == Cell("two", "2.0", "fail")
 
 
 def test_a_wheel_carries_templates_styles_and_scripts() -> None:

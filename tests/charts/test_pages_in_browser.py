@@ -45,7 +45,7 @@ def _sweep(folder: Path) -> Path:
                     each.draw(path, record, dpi=30)
                     drawn[path.name] = path.read_bytes()
             (folder / f"t{number}" / "a.json").write_text("{}")
-            entries.append(entry_of(record, f"t{number}", ["a.json", *drawn], drawn))
+            entries.append(entry_of(record, f"t{number}", ["a.json", *drawn]))
     (folder / "old").mkdir()
     (folder / "old" / "mxfp_scaling_fp8_e4m3.json").write_text("{}")
     entries[0]["failed"], entries[1]["gap_db"], entries[2]["sqnr_db"] = "1 NaN", -2.0, 1.5

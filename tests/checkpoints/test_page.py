@@ -181,7 +181,7 @@ def test_the_map_has_a_row_per_tensor_and_a_column_per_layer() -> None:
     names = [name for name, _ in layers.rows]
     assert "mlp.experts.*.up_proj" in names
     assert names[-3:] == ["lm_head", "model.embed_tokens", "model.norm"]
-    rows = dict(layers.view({record.weights[0].name: "w0"}))
+    rows = {name: cells for name, _, cells in layers.heat_map({record.weights[0].name: "w0"}).rows}
     cell = rows["mlp.experts.*.up_proj"][17]
     assert cell is not None
     assert (cell["text"], cell["kinds"], cell["heard"]) == ("13.2", "h6 bad", "finding")
@@ -199,7 +199,7 @@ def test_the_map_has_a_row_per_tensor_and_a_column_per_layer() -> None:
 
 def test_without_a_parent_the_map_says_what_is_quantized(pair: Path) -> None:
     record = qgate.checkpoints.compare(str(pair / "child"))
-    cells = [cell for _, row in LayerMap.of(record).view({}) for cell in row if cell]
+    cells = [cell for *_, row in LayerMap.of(record).heat_map({}).rows for cell in row if cell]
     assert {cell["text"] for cell in cells} == {"q", "="}
     assert "Without a parent there are no errors" in page(record, [])
     assert "There is no parent to draw blocks beside" in page(record, [])

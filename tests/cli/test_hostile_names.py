@@ -59,7 +59,8 @@ CASES = {
         "engines dump other", "engines t.npz t.npz --json",
         "engines engines/trainer.npz engines/rollout.npz --weights checkpoints/child checkpoints/parent",
     ],
-    "show": ["show formats x\n::error::y", "show modes --model hostile_model.py:build", "help \n::error::y"],
+    "show": ["show formats x\n::error::y", "show modes --model hostile_model.py:build", "help \n::error::y",
+             "show vectors \n::error::y", "show vectors int4 --output \n::error::y/v.npz"],
     "init": ["init product --suites \n::error::y"],
     "layers": [
         f"layers calibrate {MODELS} --calibration c.json",
@@ -69,7 +70,6 @@ CASES = {
     "report": ["report run --output r.md --output r.csv --output r.html --output r.json",
                "report a=run b=run --output c.html --output c.md", "report run --merge merged-run"],
     "run": ["run --gate-from \n::error::y"],
-    "vectors": ["vectors \n::error::y", "vectors int4 --output \n::error::y/v.npz"],
     "sweep": ["sweep t.safetensors t.npz --no-plots --output-dir swept"],
 }  # fmt: skip
 

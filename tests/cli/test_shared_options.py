@@ -26,7 +26,7 @@ from tests.shares import share
 
 Capsys = pytest.CaptureFixture[str]
 # What neither lists nor decides: it runs another program, follows one, writes files or prints text.
-WITHOUT_JSON = {"run", "collect", "layers capture", "dumps watch", "vectors"}
+WITHOUT_JSON = {"run", "collect", "layers capture", "dumps watch", "show vectors"}
 SHORT = "--samples 1 --seqlen 16"
 CAPTURED = CaptureSettings(
     mode="fp32", model="net", basis="plain", weights="aa" * 32, inputs="bb" * 32, calibration=None,

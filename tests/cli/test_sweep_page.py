@@ -36,7 +36,8 @@ def links(text: str) -> list[str]:
 
 def rows(text: str, table: int = 0) -> list[str]:
     """Rows of the table of recommendations, or, with 1, of the table of every metric."""
-    tables = re.findall(r"<table class='sortable[^>]*>.*?</table>", text, re.S)
+    start = text.index("<table class='sortable all-sweeps'")
+    tables = re.findall(r"<table class='sortable[^>]*>.*?</table>", text[start:], re.S)
     return re.findall(r"<tr><th scope='row'.*?</tr>", tables[table], re.S)
 
 
@@ -53,7 +54,7 @@ def test_every_tensor_and_format_has_a_row_and_its_links_lead_somewhere(capsys: 
     assert len(rows(text)) == len(rows(text, 1)) == 8
     assert all(Path("out", link).exists() for link in links(text))
     assert text.count("<svg ") == 8
-    assert text.count("class='curves'") == 2
+    assert text.count("<div class='figures small'>") == 2
     assert "2 tensors in fp8_e4m3, mxfp8_e4m3, fp4_e2m1, mxfp4_e2m1" in text
 
 
@@ -68,7 +69,6 @@ def test_what_failed_comes_first_and_is_named(capsys: Capsys) -> None:
     first = re.findall(r"<li class='fail'>.*?</li>", text)
     assert ["bad.pt: 1 NaN" in first[0], "missing.pt: there is no file" in first[1]] == [True, True]
     assert "bad.pt" in rows(text)[0]
-    assert "No scale is recommended for it." in text
     assert ".png" not in text
     capsys.readouterr()
 
@@ -79,7 +79,7 @@ def test_hostile_names_stay_text_and_their_links_lead_somewhere() -> None:
     text = page()
     assert text.count("<script") == 1
     assert "&lt;script&gt;alert(1)&lt;script&gt;" in text
-    assert sum(link.endswith(".png") for link in links(text)) == 2, "in the table and by pictures"
+    assert sum(link.endswith(".png") for link in links(text)) == 1
     assert len(links(text)) > 4
     assert all(Path("out", link).exists() for link in links(text))
 

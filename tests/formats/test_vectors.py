@@ -192,8 +192,8 @@ def test_a_file_is_read_without_pickles_and_is_the_same_twice(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["vectors", name]) == 0
-    assert main(["vectors", name, "--output", "again.npz"]) == 0
+    assert main(["show", "vectors", name]) == 0
+    assert main(["show", "vectors", name, "--output", "again.npz"]) == 0
     assert capsys.readouterr().out.startswith(f"wrote {name}.npz: ")
     assert Path(f"{name}.npz").read_bytes() == Path("again.npz").read_bytes()
     with np.load(f"{name}.npz", allow_pickle=False) as arrays:
@@ -249,8 +249,8 @@ def test_an_unknown_format_and_a_folder_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["vectors", "mxfp9"]) == 2
+    assert main(["show", "vectors", "mxfp9"]) == 2
     assert "unknown format 'mxfp9'. Did you mean mxfp8" in capsys.readouterr().err
-    assert main(["vectors", "int8", "-o", "missing/v.npz"]) == 2
+    assert main(["show", "vectors", "int8", "-o", "missing/v.npz"]) == 2
     assert "missing" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

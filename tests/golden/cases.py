@@ -76,7 +76,7 @@ FORMATS = Group(
         step("help-suites", "pytest --help"),
         step("formats", "qgate show formats"),
         step("formats-unknown", "qgate show formats mxpf8"),
-        step("vectors", "qgate vectors int4", leave=["*.npz"]),
+        step("vectors", "qgate show vectors int4", leave=["*.npz"]),
         *(
             step(f"formats-{name}", f"qgate show formats {name} --plot {name}.png")
             for name in ("fp4_e2m1", "hif8", "mxfp4_e2m1", "nvfp4", "hif4", "int8")

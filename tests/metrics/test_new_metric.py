@@ -83,7 +83,7 @@ def test_it_stands_in_the_csv_the_texts_and_the_page_of_a_sweep(
     assert added.cell(value) in results_text(record)
     assert f"- {LABEL}: {added.text(value)}" in "\n".join(lines(record))
     assert UNIT in added.text(value)
-    shown = page([entry_of(record, "x", [], {})], [("x", None)], "all", {})
+    shown = page([entry_of(record, "x", [])], [("x", None)], "all", {})
     assert f"{LABEL} {UNIT}" in shown
     assert f">{added.cell(value)}</td>" in shown
 

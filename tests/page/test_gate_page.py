@@ -75,7 +75,7 @@ def empty_run(**header: object) -> Run:
 def test_the_first_line_says_what_broke_and_how_much() -> None:
     html = page(made_run(120, failing=1), plots="none")
     assert first_line(html) == (
-        "1 of 120 gates failed: backbone.layers.0.mixer.in_proj:output (tiny-mamba, mode 2-1) is "
+        "1 of 120 gates failed, 1 fault in 2-1 (green: fp8_e4m3, hif8 and 5 more): backbone.layers.0.mixer.in_proj:output (tiny-mamba, mode 2-1) is "
         "not what correct mxfp8_e4m3 per 32 gives"
     )
     assert first_lines(html).removeprefix(first_line(html)) == (
@@ -113,7 +113,7 @@ def test_a_number_that_json_cannot_hold_is_named() -> None:
 @pytest.mark.parametrize(
     ("run", "first"),
     [
-        (empty_run(), "No gate ran: nothing was compared, so nothing passed"),
+        (empty_run(), "No gate ran, and nothing was compared"),
         (
             empty_run(broken={"t.py::test_a": "QgateError: no calibration\nmore"}),
             "No verdict for one gate, its set-up failed: QgateError: no calibration (t.py::test_a)",
@@ -132,10 +132,10 @@ def test_what_has_no_verdict_is_not_green(run: Run, first: str) -> None:
 
 def test_a_run_that_passed_and_one_with_a_single_gate() -> None:
     html = page(made_run(120, failing=0), plots="none")
-    assert first_line(html).startswith("All 120 gates passed: nearest to its limit is relative_mse")
+    assert first_line(html) == "120 gates passed"
     assert "<h1><span class='good'>" in html
     assert 'id="failing"' not in html
-    assert first_line(page(made_run(1, failing=0))).startswith("The one gate passed: ")
+    assert first_line(page(made_run(1, failing=0))) == "1 gate passed"
 
 
 def test_a_gate_that_passed_and_then_broke_is_not_green() -> None:

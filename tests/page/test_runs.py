@@ -57,7 +57,9 @@ def test_other_tests_that_failed_are_the_first_line_where_all_gates_passed() -> 
     run = run_with(exit=1, other=other({"t.py::test_a": "assert 1"}))
     assert not run.passed
     html = page(run, plots="none")
-    assert first_line(html) == "1 other test failed: t.py::test_a: assert 1; all 12 gates passed"
+    assert (
+        first_line(html) == "1 other test failed, 7 passed: t.py::test_a: assert 1; 12 gates passed"
+    )
     assert "qgate-head failed" in html
     assert "<b>12</b> passed" in html
     part = html.partition("id='others'")[2].partition("</section>")[0]
@@ -66,7 +68,7 @@ def test_other_tests_that_failed_are_the_first_line_where_all_gates_passed() -> 
 
 def test_beside_gates_that_failed_they_are_counted() -> None:
     html = page(run_with(failing=1, exit=1, other=other(CASES)), plots="none")
-    assert first_line(html).startswith("1 of 12 gates failed: ")
+    assert first_line(html).startswith("1 of 12 gates failed, 1 fault in 2-1: ")
     assert "30 other tests failed, 7 passed" in first_line(html)
 
 
@@ -126,8 +128,8 @@ def test_a_killed_run_says_so_everywhere(
 ) -> None:
     path = write(tmp_path / "r.jsonl", record("a"), exit=None)
     loaded = load(path, "r")
-    assert first_line(page(loaded.run)) == "The run did not finish: 1 gate passed before"
-    assert markdown_report([loaded]).startswith("## qgate: not finished, 1 gate passed")
+    assert first_line(page(loaded.run)) == "The run did not finish: 1 gate passed"
+    assert markdown_report([loaded]).startswith("## qgate: the run did not finish; 1 gate passed")
     outputs = [f"-o={tmp_path / 'r.json'}", f"-o={tmp_path / 'r.html'}", "--exit-code"]
     assert main(["report", str(path), *outputs]) == 1
     assert "the run did not come to its end" in capsys.readouterr().out
@@ -159,7 +161,7 @@ def test_the_head_has_baselines_what_was_left_out_and_what_was_written() -> None
                  "<dt>update</dt><dd>230 entries written (failed)", "stale", "tiny int8"):  # fmt: skip
         assert text in head
     html = page(run, plots="none")
-    assert first_line(html) == "All 12 gates passed: baselines: 230 entries written (failed)"
+    assert first_line(html) == "12 gates passed: baselines: 230 entries written (failed)"
     assert "int8.txt: s199: 1 -&gt; 2" in html
     assert "30 more are in the baselines" in html
 

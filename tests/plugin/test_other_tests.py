@@ -70,7 +70,7 @@ def test_a_test_that_is_no_gate_makes_the_run_red(
     )
     result.stdout.fnmatch_lines(["::error title=qgate::other test failed: *no kernel*"])
     markdown = summary.read_text()
-    assert markdown.startswith("## qgate: 3 other tests failed, 2 gates passed")
+    assert markdown.startswith("## qgate: 3 other tests failed, ")
     assert "no kernel" in markdown
     monkeypatch.chdir(project)
     made = ["-o", "r.json", "-o", "r.md", "--exit-code"]
@@ -88,7 +88,7 @@ def test_others_that_pass_are_counted_and_change_nothing(project: Path, suites: 
     assert result.ret == pytest.ExitCode.OK
     assert "other test" not in result.stdout.str()
     assert "<b>1</b> other test passed" in page(project)
-    assert "<h1><span class='good'>All 2 gates passed" in page(project)
+    assert "<h1><span class='good'>2 gates passed" in page(project)
 
 
 def test_a_gate_test_that_fails_by_something_else_is_told(project: Path, suites: Run) -> None:

@@ -74,11 +74,6 @@ def test_the_first_line_of_a_failure_and_what_to_do(
         [
             f"*{FAILING}*",
             first,
-            "",
-            "  site * scope * metric * accepted/ideal * now * change * limit * kind",
-            f"  {SITE} * local * relative_mse * regression",
-            f"  the error enters at {SITE}, the first whose local error is out",
-            "  baseline  *baselines/tiny-llama/accepted/int8.txt",
             f"  if intended: pytest suites {AGAIN} --model tiny-llama --mode int8 --update-baselines",
         ]
     )

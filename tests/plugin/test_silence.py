@@ -55,7 +55,7 @@ def test_sites_that_are_gone_are_in_records_and_candidates(
         "absent",
     )
     result.stdout.fnmatch_lines(
-        ["cause: *gone_proj:output*", "1 of 2 gates failed: 1 fault in int8"]
+        ["cause: *gone_proj:output*", "1 of 2 gates failed, 1 fault in int8"]
     )
     monkeypatch.chdir(project)
     assert main(["baselines", "accept"]) == 0

@@ -24,6 +24,7 @@ from qgate.results import (
 )
 from qgate.results.check_views import view_of
 from qgate.results.ci import github_annotation
+from qgate.results.headlines import verdict_texts
 from qgate.results.schema import line, parse
 from qgate.results.summary import GateCounts, summarize_comparison
 from qgate.results.table import COLUMNS
@@ -124,7 +125,7 @@ def test_nothing_is_not_a_success() -> None:
     said = markdown_summary([])
     assert "nothing was compared" in said
     assert "passed" not in said
-    assert "set-up failed" in markdown_summary([], broken=["it broke"]).splitlines()[0]
+    assert "the run failed" in markdown_summary([], broken=["it broke"]).splitlines()[0]
 
 
 def test_only_the_last_attempt_is_summed_up() -> None:
@@ -186,12 +187,12 @@ def test_the_markdown_lists_modes_and_failures_worst_first() -> None:
     said = markdown_summary(map(stored, MIXED), rows=6, about="tiny on cpu")
     lines = said.splitlines()
     assert lines[:5] == [
-        "## qgate: 7 of 9 gates failed, tiny on cpu",
+        "## qgate: 6 of 9 gates failed, 1 new, 1 fault in 2-1, tiny on cpu",
         "",
         "**cause: count (tiny, mode 2-1) is out of its limit: nonfinite 2, limit &#60;= 0, not "
         "finite; 5 other gates follow from it**",
         "",
-        "7 of 9 gates failed; comparisons: 2 passed, 7 failed | 10 checks | improved: 1 | missing: 1",
+        "2 passed, 7 failed | 10 checks | improved: 1 | missing: 1",
     ]
     assert lines[8].startswith("| tiny 2-1 | 9 | 7 | count (carried) | nonfinite | 2 |")
     assert [row.split(" | ")[0].strip("| ") for row in failures(said)] == WORST[:6]
@@ -357,9 +358,10 @@ def test_an_expected_failure_counts_neither_way() -> None:
     assert Tally([expected]).counts == Tally([]).counts
     assert Tally([expected]).causes == []
     assert github_annotation(expected) is None
-    assert Tally([expected, record("fine")]).counts_text().startswith("1 passed, 0 failed")
+    assert Tally([expected, record("fine")]).counts.text().startswith("1 passed, 0 failed")
 
 
 def test_counts_of_a_failing_run_name_their_units() -> None:
-    said = Tally([record("bad", 1.0), record("fine", node="other")]).counts_text()
-    assert said.startswith("1 of 2 gates failed; comparisons: 1 passed, 1 failed | 2 checks")
+    tally = Tally([record("bad", 1.0), record("fine", node="other")])
+    assert verdict_texts(tally, {}) == ("1 of 2 gates failed, 1 fault in 2-1", [])
+    assert tally.counts.text().startswith("1 passed, 1 failed | 2 checks")

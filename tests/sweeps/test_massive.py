@@ -75,11 +75,11 @@ def test_a_difference_is_a_reason_and_stands_in_every_text() -> None:
     json.dumps(record, allow_nan=False)
     for text in ("\n".join(texts.lines(record)), texts.results_text(record)):
         assert "SQNR without massive elements: 0.00 dB" in text
-    entry = entry_of(record, "folder", [], {})
+    entry = entry_of(record, "folder", [])
     assert entry["rest_db"] == 0.0
     (said,) = [text for level, text, _ in findings([entry], []) if "massive" in text]
     assert "0.00 dB without them" in said
     plain = qgate.sweep(tensor(massive=False), "int8")
     assert not any("massive" in reason for reason in plain.reasons)
-    told = findings([entry_of(plain.to_dict(), "folder", [], {})], [])
+    told = findings([entry_of(plain.to_dict(), "folder", [])], [])
     assert not any("massive" in text for _, text, _ in told)

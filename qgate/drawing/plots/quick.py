@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from qgate.charts import shapes
 from qgate.charts import sheet as charts
 from qgate.charts.figure import LABEL, PANEL, SMALL, TICK, dress
-from qgate.charts.palette import BLACK, BROWN, COLORS, GRAY, INK, WARN, format_color
+from qgate.charts.palette import BLACK, BROWN, COLORS, INK, WARN, format_color
 from qgate.charts.sheet import Sheet, plain
 from qgate.drawing.findings import DumpFindings, findings_of, summary_line, worst_tensors
 from qgate.drawing.losses import FormatSummary
@@ -72,7 +72,7 @@ def _write_findings(axes: Axes, analysis: DumpAnalysis, findings: DumpFindings) 
     def write(x: float, y: float, text: str, size: float, **more: Any) -> None:
         axes.text(x, y, text, fontsize=size, va="top", **more).set_in_layout(False)
 
-    write(0, 1, plain(summary_line(analysis), 120), LABEL, color=GRAY)
+    write(0, 1, plain(summary_line(analysis), 120), LABEL, color=INK)
     for finding in findings.findings[1 : 1 + _SENTENCES]:
         lines = textwrap.wrap(shortened(finding.text, 240), 84)[:3]
         if rows + len(lines) > 10:

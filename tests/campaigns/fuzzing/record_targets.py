@@ -142,7 +142,7 @@ TARGETS = (
     Target("journal of a sweep", _journal, _go_on,
            ("qgate.engine.journal:_read", "qgate.engine.journal:__init__")),
     Target("what was drawn before", _lists, _read_lists,
-           ("qgate.drawing.files:_earlier_files", "qgate.activation_stats.files:_owners",
+           ("qgate.drawing.files:_earlier_files", "qgate.storage.written_files:list_of",
             "qgate.sweeps.files:_belongs", "qgate.sweeps.page:write_page",
             "qgate.sweeps.page:_entry_from")),
 )  # fmt: skip

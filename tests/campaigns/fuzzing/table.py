@@ -34,7 +34,7 @@ _ENTRY = "bytes of a file; who asked for them parses them"
 _CODE = "code that the user named"
 NOT_READERS: dict[str, str] = {
     "qgate.cli._receipts:settled_status": _OURS,
-    "qgate.cli.vectors:run": _OURS,
+    "qgate.cli._vectors:run": _OURS,
     "qgate.kernel_checks.by_name:_digest": "bytes to make a digest of, not parsed",
     "qgate.kernel_checks.by_name:asks_for_tests": _CODE,
     "qgate.kernel_checks.kernel_process:load_function": _CODE,

@@ -1,7 +1,7 @@
 """Write conformance vectors of a format: every code, and casts of hard values, in one .npz file.
 
-  qgate vectors fp8_e4m3                 write fp8_e4m3.npz here
-  qgate vectors mxfp4 --output v.npz     another file
+  qgate show vectors fp8_e4m3                 write fp8_e4m3.npz here
+  qgate show vectors mxfp4 --output v.npz     another file
 
 For projects that do not depend on Python: the file is a zip of .npy arrays without pickles, and the
 array `meta` has what they are as JSON. The same version writes the same bytes.
