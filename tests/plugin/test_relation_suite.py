@@ -15,27 +15,26 @@ from tests.shares import always, slow_file
 pytestmark = [slow_file, pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")]
 Gates = Callable[..., pytest.RunResult]
 MODEL = """
+import copy
 import torch
 from torch import nn
 import qgate
-from qgate.modes import Mode, Rule
 
 class Leaking(nn.Linear):
     def forward(self, x):
         return super().forward(x + 1e-3 * x.mean(0, keepdim=True))
 
-def network(kind):
-    torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(16, 24), nn.ReLU(), kind(24, 16)) for _ in range(3)]
-    return nn.Sequential(*layers)
+def leak(model):
+    network = copy.deepcopy(model.module)
+    for layers in network:
+        layers[2].__class__ = Leaking
+    return network
 
 def build():
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16)) for _ in range(3)]
     samples = list(torch.randn(4, 1, 16, generator=torch.Generator().manual_seed(1)))
-    return qgate.Model(network(nn.Linear), samples, name="mine")
-
-def leaking():
-    samples = list(torch.randn(4, 1, 16, generator=torch.Generator().manual_seed(1)))
-    return qgate.Model(network(Leaking), samples, name="mine")
+    return qgate.Model(nn.Sequential(*layers), samples, name="mine", modes={"leaking": leak})
 """
 
 
@@ -47,8 +46,8 @@ def gates(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Gates:
     begin(pytester, "test_relations.py", "test_canary.py")
     (pytester.path / "mine.py").write_text(MODEL)
 
-    def run(*options: str, build: str = "build") -> pytest.RunResult:
-        return pytester.runpytest_inprocess(f"--model=mine.py:{build}", *options)
+    def run(*options: str) -> pytest.RunResult:
+        return pytester.runpytest_inprocess("--model=mine.py:build", *options)
 
     return run
 
@@ -81,11 +80,11 @@ def test_a_setting_of_the_project_asks_for_it(gates: Gates, pytester: pytest.Pyt
 
 
 def test_a_failure_names_relation_site_and_rows(gates: Gates) -> None:
-    result = gates("suites/test_relations.py", "--mode=int8", build="leaking")
+    result = gates("suites/test_relations.py", "--mode=leaking")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
         [
-            "0.2:output (mode int8) breaks 'alone': * off (float noise *) as row 0 alone, at row 0*",
+            "0.2:output (mode leaking) breaks 'alone': * off (float noise *) as row 0 alone, at row 0*",
             "*--update-baselines cannot accept this*",
         ]
     )
@@ -117,6 +116,6 @@ def test_it_holds_beside_a_baseline_of_other_weights(
 
 
 def test_bits_can_be_asked_for(gates: Gates) -> None:
-    result = gates("suites", "--mode=int8", "--bitwise", build="leaking")
+    result = gates("suites", "--mode=leaking", "--bitwise")
     assert result.parseoutcomes()["failed"] == 1
     result.stdout.fnmatch_lines(["*breaks 'alone': other bits*"])
