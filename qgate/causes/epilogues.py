@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -56,6 +57,28 @@ def clamped(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         if int((actual == bound).sum()) >= FEWEST and bool(wrong[actual == bound].any())
     ]
     return f"the result saturates: no value is {' or '.join(bounds)}" if bounds else ""
+
+
+def softly_capped(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name a bound that the values of a result approach by a tanh, and should not."""
+    values = expected.values
+    if actual.numel() < FEWEST or not bool(wrong.any()) or not bool(values.isfinite().all()):
+        return ""
+    place = values.abs().argmax()
+    size, capped = (abs(float(side.reshape(-1)[place])) for side in (values, actual))
+    if not 0 < capped < size:
+        return ""
+    low, high = capped, capped * 2.0**10
+    for _ in range(60):
+        bound = (low + high) / 2
+        low, high = (bound, high) if bound * math.tanh(size / bound) < capped else (low, bound)
+    right = bound * torch.tanh(values / bound)
+    room = half_width(expected) + right.abs() * resolution(actual)
+    if not bool(((actual - right).abs() <= 2 * room).all()) or not _explains(
+        actual, expected, right
+    ):
+        return ""
+    return f"the result is capped softly at {bound:.4g}, by a tanh, and should not be"
 
 
 def shifted(actual: Tensor, expected: Expected, wrong: Tensor) -> str:

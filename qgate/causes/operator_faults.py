@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from qgate.causes.element_faults import element_faults, general_faults, rounded_
 from qgate.causes.exchange_faults import exchange_faults
 from qgate.causes.faults import Function
 from qgate.causes.operator_calls import COPIES, Call, CallFault, Makers, words_of
+from qgate.causes.rotation_faults import rotation_faults
 from qgate.causes.softmax_faults import mask_faults, softmax_faults, window_faults
 from qgate.causes.sum_faults import product_faults, sum_faults
 from qgate.expected.dispatching import DispatchMode
@@ -35,6 +37,8 @@ NEAR = 0.05
 """Distance of a term's weight from zero within which it is called lost."""
 MOST_OPERATORS = 256
 """Operators of a function up to which one of them may be called the fault: loops have more."""
+FEW_OPERATORS = 4
+"""Operators of one name up to which one of them may be called the fault of a longer function."""
 MOST_CALLS = 8192
 """Operators of a function up to which those of one name may all have one fault."""
 
@@ -79,6 +83,7 @@ class _Sites(DispatchMode):
         super().__init__()
         self.fault = fault
         self.count = 0
+        self.counts: Counter[str] = Counter()
         self.makers = Makers(arguments)
         self.listed: list[OperatorFault] = []
         self.windows: list[OperatorFault] = []
@@ -96,6 +101,7 @@ class _Sites(DispatchMode):
                 return _SPELLED[function](*args, **kwargs)
         site, self.count = self.count, self.count + 1
         name = function._schema.name.split("::")[-1].rstrip("_")
+        self.counts[name] += 1
         if self.fault is not None:
             result = self._with_fault(function, name, args, kwargs, site)
             self.makers.note(function, name, args, result)
@@ -153,6 +159,7 @@ def plain_faults(call: Call) -> Iterator[CallFault]:
     """List the known faults of one operator."""
     yield from mask_faults(call)
     yield from element_faults(call)
+    yield from rotation_faults(call)
     yield from sum_faults(call)
     yield from softmax_faults(call)
 
@@ -241,7 +248,7 @@ def _traced(like: Function, arguments: Sequence[Any]) -> _Sites:
 
 
 def _with_repeated(sites: _Sites, listed: list[OperatorFault]) -> list[OperatorFault]:
-    """Add faults that all operators of one name have; where there are many, list these alone."""
+    """Add faults that all operators of one name have; of loops, list these and those of a few."""
     counts: dict[tuple[str, str], list[OperatorFault]] = {}
     for fault in listed:
         counts.setdefault((fault.name, fault.words), []).append(fault)
@@ -252,7 +259,9 @@ def _with_repeated(sites: _Sites, listed: list[OperatorFault]) -> list[OperatorF
     ]
     if sites.count > MOST_CALLS:
         return []
-    return repeated + (listed if sites.count <= MOST_OPERATORS else [])
+    # Operators that are few of their name are no part of a loop.
+    is_loop = sites.count > MOST_OPERATORS
+    return repeated + [f for f in listed if not is_loop or sites.counts[f.name] <= FEW_OPERATORS]
 
 
 def _wrong_terms(site: int, a: Tensor, b: Tensor, residual: Tensor) -> Iterator[OperatorFault]:

@@ -29,6 +29,7 @@ from qgate.models.mamba.hadamard import matrix
 from qgate.models.mamba.network import MambaMixer
 from qgate.modes import Calibration, Mode, Plan, Quantized
 from qgate.modes import definition as mamba_block
+from qgate.modes.applying import stays_in_float32
 from qgate.modes.simulated.planning import mixer_parameters
 
 Array = npt.NDArray[Any]
@@ -81,8 +82,11 @@ def ideal_tensors(
         cast, dtype = Quantizer(*mode.formats), getattr(torch, mode.dtype)
         head = set(reference.head or ())
         quantizers = {
-            s.name: cast for s in reference.sites() if s.is_product and s.module not in head
-        }
+            s.name: cast
+            for s in reference.sites()
+            if s.is_product and s.module not in head
+            and not stays_in_float32(reference.module, f"{s.module}.weight", dtype)
+        }  # fmt: skip
     return _linears(reference, quantizers, flowing, dtype)
 
 
