@@ -89,7 +89,7 @@ class _Sites(DispatchMode):
         self.windows: list[OperatorFault] = []
         self.general: list[OperatorFault] = []
         self.coarse: list[OperatorFault] = []
-        self.products: list[tuple[int, Tensor, Tensor]] = []
+        self.products: list[tuple[int, str, Tensor, Tensor]] = []
         self.scalable: list[tuple[int, str, str]] = []
 
     def __torch_dispatch__(
@@ -108,7 +108,7 @@ class _Sites(DispatchMode):
             return result
         result = function(*args, **kwargs)
         if name in ("mm", "bmm"):
-            self.products.append((site, args[0], args[1]))
+            self.products.append((site, name, args[0], args[1]))
         if self.count <= MOST_CALLS:
             with _disable_current_modes():
                 self._list(Call(name, args, kwargs, result, self.makers), site)
@@ -132,7 +132,8 @@ class _Sites(DispatchMode):
     def _with_fault(self, function: Any, name: str, args: Any, kwargs: Any, site: int) -> Any:
         chosen = self.fault
         assert chosen is not None
-        if chosen.site != site and (chosen.site is not None or chosen.name != name):
+        # Where a fault changes a choice, the same number may be of another operator.
+        if chosen.name != name or chosen.site not in (None, site):
             return function(*args, **kwargs)
         fault: CallFault | None = chosen.fault
         if chosen.site is None:
@@ -190,8 +191,8 @@ def operator_faults(
     sites = _traced(like, arguments)
     plain, coarse = _with_repeated(sites, sites.listed), _with_repeated(sites, sites.coarse)
     if sites.count <= MOST_OPERATORS:
-        for site, a, b in sites.products[-1:]:
-            plain += _wrong_terms(site, a, b, residual)
+        for product in sites.products[-1:]:
+            plain += _wrong_terms(*product, residual)
     # What becomes of the last result is no matter of one operator.
     return plain + [f for f in coarse if f.site is None or f.site < sites.count - 1]
 
@@ -264,7 +265,9 @@ def _with_repeated(sites: _Sites, listed: list[OperatorFault]) -> list[OperatorF
     return repeated + [f for f in listed if not is_loop or sites.counts[f.name] <= FEW_OPERATORS]
 
 
-def _wrong_terms(site: int, a: Tensor, b: Tensor, residual: Tensor) -> Iterator[OperatorFault]:
+def _wrong_terms(
+    site: int, name: str, a: Tensor, b: Tensor, residual: Tensor
+) -> Iterator[OperatorFault]:
     """Yield the term of the last product that a residual holds most of, with its weight."""
     a, b = (side.detach() if side.dim() == 3 else side.detach()[None] for side in (a, b))
     if residual.numel() != len(a) * a.shape[1] * b.shape[2] or a.shape[2] < 2:
@@ -284,4 +287,4 @@ def _wrong_terms(site: int, a: Tensor, b: Tensor, residual: Tensor) -> Iterator[
         return changed, *args[1:]
 
     words = f"term {term} of the last sum over {a.shape[2]} {does}"
-    yield OperatorFault(words, site, "mm", CallFault(words, weighted))
+    yield OperatorFault(words, site, name, CallFault(words, weighted))

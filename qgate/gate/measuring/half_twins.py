@@ -17,7 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qgate.arithmetic import divided
+from qgate.causes.places import place_words
 from qgate.errors import QgateError
+from qgate.expected.intermediates import HALVES
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.code_faults import code_before
 from qgate.gate.measuring.half_code import replayed, taken
@@ -31,6 +34,9 @@ from qgate.modes import Quantized, apply
 
 _MOST = 3
 """Sites of code with other bits that are judged: a fault in all layers is one fault."""
+_ROUNDINGS, _SIGMAS = 3.0, 8.0
+"""Roundings and times its noise that a channel's factor is off from which it is none of either."""
+_LEAST_ROWS = 12
 _OF_CODE = "is not what FP32 code makes of the tensors before it"
 
 
@@ -97,7 +103,9 @@ def with_twin(
     probe = next(probes(several(samples)))[0]
     differing = twin.differing(probe)
     telling = twin.telling([site for site in differing if site not in is_red], probe)
-    faults = dict(_faults(segments, telling))
+    faults = dict(_faults(twin, telling))
+    unsteady = [site for site in differing if site not in is_red and site not in telling]
+    faults |= dict(_channel_faults(twin, unsteady, probe)) if unsteady else {}
     of_code = is_red - _products(segments)  # torch's own convolution may be wrong
     same = set(_same(twin, of_code, samples, long)) if of_code else set()
     judged_rows = [
@@ -125,18 +133,62 @@ def _right(row: Measured) -> Measured:
     )  # fmt: skip
 
 
-def _faults(segments: Segments, sites: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _faults(twin: Twin, sites: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield sites of code that no arithmetic explains, in words; products are held elsewhere."""
+    segments = twin.segments
     products = _products(segments)
     for site in [site for site in sites if site not in products][:_MOST]:
         try:
             code = code_before(segments.model, segments.base, segments.view, site)
             words = "" if code is None else code.fault()
+            if words and _is_rounding(twin, site, words):
+                continue
         except (QgateError, *LENGTH_REFUSALS, KernelRefusal):
             continue
         if words:
             is_open = re.search(f"{SAYS_NOTHING}|{IS_PLACE}", words)
             yield site, f"{_OF_CODE}: {words}{', by more than roundings' if is_open else ''}"
+
+
+@torch.no_grad()
+def _channel_faults(twin: Twin, sites: Sequence[str], sample: Any) -> Iterator[tuple[str, str]]:
+    """Yield sites whose bits say nothing, and of which a channel has a factor beside the twin."""
+    passed = taken(twin.beside, sample)
+    right = replayed(twin.beside, passed, sample)
+    axes = {site.name: site.channels for site in twin.segments.view.sites}
+    for site in [site for site in sites if site in right and site not in _products(twin.segments)]:
+        sides = [
+            torch.cat([t.double().movedim(axes.get(site, -1), -1).flatten(0, -2) for t in listed])
+            for listed in (passed.actual[site], right[site])
+            if listed[0].dim() > 1
+        ]
+        if len(sides) < 2 or len(sides[1]) < _LEAST_ROWS:
+            continue
+        error, energy = sides[0] - sides[1], sides[1].square().sum(0)
+        excess = divided((error * sides[1]).sum(0), energy)
+        noise = divided(((error - excess * sides[1]) * sides[1]).square().sum(0).sqrt(), energy)
+        unit = torch.finfo(passed.actual[site][0].dtype).eps / 2
+        wrong = (excess.abs() > _ROUNDINGS * unit) & (excess.abs() > _SIGMAS * noise)
+        if channels := wrong.nonzero().flatten().tolist():
+            where = place_words(channels, len(wrong), "channel")
+            verb = "are" if channels[1:] else "is"
+            factor = 1 + float(excess[channels].mean())
+            yield site, f"{_OF_CODE}: {where} {verb} about {factor:.3g} times the expected"
+
+
+def _is_rounding(twin: Twin, site: str, words: str) -> bool:
+    """Tell if the twin's own code has such a fault, too: values that are alike round alike."""
+    factor = re.search(r"(\d+\.?\d*) times", words)
+    dtypes = {p.dtype for p in twin.beside.base.module.parameters() if p.dtype in HALVES}
+    step = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
+    if factor is not None and abs(float(factor[1]) - 1) > step:
+        return False
+    right = code_before(twin.beside.base, twin.segments.base, twin.segments.view, site)
+    return right is not None and _without_numbers(right.fault()) == _without_numbers(words)
+
+
+def _without_numbers(words: str) -> str:
+    return re.sub(r"[\d.,]+", "", words)
 
 
 def _products(segments: Segments) -> set[str]:

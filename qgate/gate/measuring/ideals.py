@@ -366,10 +366,11 @@ def ideal_errors(
     )
     if meant.mode.dtype is not None:
         dtype = getattr(torch, meant.mode.dtype)
-        for site, error in errors_of_torch(base, dtype, flowing).items():
+        for site, errors in errors_of_torch(base, dtype, flowing).items():
             if site in ideal.errors and site in actual:
                 own = relative_error(actual[site], flowing[site])
-                ideal.errors[site] = min(ideal.errors[site], error, key=lambda e: abs(e - own))
+                errors.append(ideal.errors[site])
+                ideal.errors[site] = min(errors, key=lambda e: abs(e - own))
     if meant is quantized or not quantized.mode.own:
         return ideal
     # A kernel quantizes inside: only what it returns can be looked at.
