@@ -16,6 +16,7 @@ from torch import Tensor
 from qgate.causes.epilogues import (
     activated,
     clamped,
+    coarse,
     half_width,
     resolution,
     shifted,
@@ -394,5 +395,5 @@ _MOVED: tuple[Pattern, ...] = (
     _transposed, _magnitude, _logarithm, activated, clamped, softly_capped, shifted, _misplaced,
 )  # fmt: skip
 _RUINS: tuple[Pattern, ...] = (_non_finite, _constant)
-_WHOLE: tuple[Pattern, ...] = (_factor, shifted, _offset, *_MOVED)
+_WHOLE: tuple[Pattern, ...] = (_factor, coarse, shifted, _offset, *_MOVED)
 _PARTS: tuple[Pattern, ...] = (_part_factors, _tile_factors, _tiles, _part_offsets)

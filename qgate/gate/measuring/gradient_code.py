@@ -39,7 +39,7 @@ from qgate.gate.measuring.segment_views import (
     view_around_mixers,
     view_of,
 )
-from qgate.gate.measuring.segments import Segments, SiteError
+from qgate.gate.measuring.segments import Segments, SiteError, Worst
 from qgate.gate.measuring.site_errors import check_alike
 from qgate.gate.measuring.training_mode import (
     evaluated,
@@ -176,7 +176,10 @@ def twin_faults(
         if site in known:
             yield site, known[site]
         elif (not error <= limit and not compared(site, _is_nearer)) or (
-            of_right is not None and noise == 0 and compared(site, _is_farther)
+            of_right is not None
+            and noise == 0
+            and not all(_are_neighbors(worst, errors.unit) for worst in errors.passes.values())
+            and compared(site, _is_farther)
         ):
             words = _pattern(errors, min(limit, error / 2), site in twin.parameters)
             yield site, f"{OF_TWIN.format(dtype)}: {words}"
@@ -187,6 +190,15 @@ def _is_farther(errors: SiteError, of_right: SiteError) -> bool:
     """Tell if errors in 16 bits are larger than those of right code, in all or in one row."""
     in_all = errors.relative_mse <= _MORE * of_right.relative_mse
     return not (in_all and errors.worst.error <= _MORE_OF_ROW * of_right.worst.error)
+
+
+def _are_neighbors(worst: Worst, unit: float) -> bool:
+    """Tell if each value is the expected one or the next in a dtype, as other sums may round it."""
+    if worst.actual is None or worst.expected is None:
+        return True
+    expected = worst.expected
+    room = 2 * unit * expected.abs().clamp_min(float(expected.square().mean().sqrt()))
+    return bool(((worst.actual - expected).abs() <= room).all())
 
 
 def _is_nearer(errors: SiteError, of_right: SiteError) -> bool:
