@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,8 +116,9 @@ def with_twin(
     unsteady = [site for site in differing if site not in is_red and site not in telling]
     faults |= dict(_channel_faults(twin, unsteady, probe)) if unsteady else {}
     if long is not None and not is_red and not faults:
-        late = [site for site in twin.differing(long) if site not in differing]
-        faults |= dict(_factor_faults(twin, twin.telling(late, long), long)) if late else {}
+        with suppress(QgateError, *LENGTH_REFUSALS):  # which the mode's own pass has said
+            late = [site for site in twin.differing(long) if site not in differing]
+            faults |= dict(_factor_faults(twin, twin.telling(late, long), long)) if late else {}
     of_code = is_red - _products(segments)  # torch's own convolution may be wrong
     same = set(_same(twin, of_code, samples, long)) if of_code else set()
     judged_rows = [
