@@ -28,6 +28,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "softplus": functional.softplus,
     "mish": functional.mish,
+    "hard tanh": functional.hardtanh,
+    "hard sigmoid": functional.hardsigmoid,
     "the identity": torch.clone,
 }
 BASES = (1e4, 5e5, 1e6)
@@ -42,6 +44,7 @@ _UNARY = frozenset({
     "tanh", "sigmoid", "exp", "exp2", "log", "log2", "softplus", "clamp", "clamp_min", "clamp_max",
     "erf", "abs", "reciprocal", "softmax",
 })  # fmt: skip
+_ACTIVATED = frozenset({"silu", "gelu", "relu", "tanh", "sigmoid", "softplus"})
 _PUT = frozenset({"index_put", "_index_put_impl", "_unsafe_index_put"})
 _MOVED_PAST = frozenset({"gelu", "silu", "relu", "sigmoid", "tanh", "exp", "_softmax"})
 
@@ -49,10 +52,10 @@ _MOVED_PAST = frozenset({"gelu", "silu", "relu", "sigmoid", "tanh", "exp", "_sof
 def element_faults(call: Call) -> Iterator[CallFault]:
     """List other activations, other rotations, and gradients of other activations."""
     name, args, kwargs = call.name, call.args, call.kwargs
-    if name in ("silu", "gelu", "relu"):
+    if name in _ACTIVATED:
         own = "gelu by tanh" if kwargs.get("approximate") == "tanh" else name
         for other, activation in ACTIVATIONS.items():
-            if other != own:
+            if other != own and not (name in _UNARY and other == "the identity"):
                 yield CallFault(
                     f"{other} is computed in the place of {own}",
                     result=lambda a, _, activation=activation: activation(a[0]),  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -9,9 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from qgate.expected.noise import Expected
+from qgate.stats.bits import short_name
 
 FEWEST = 3
 """Values beyond a bound from which on it is one."""
+MANY, SHARP, SHARE = 64, 0.05, 0.9
+"""Values that a dtype holds by more than chance, the share of its steps that noise may have, and of
+how many values."""
 STEEPEST = 1.2
 """The largest slope of an activation, by which float noise may grow."""
 LEFT = 0.1
@@ -56,6 +61,44 @@ def clamped(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         if int((actual == bound).sum()) >= FEWEST and bool(wrong[actual == bound].any())
     ]
     return f"the result saturates: no value is {' or '.join(bounds)}" if bounds else ""
+
+
+def softly_capped(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name a bound that the values of a result approach by a tanh, and should not."""
+    values = expected.values
+    if actual.numel() < FEWEST or not bool(wrong.any()) or not bool(values.isfinite().all()):
+        return ""
+    place = values.abs().argmax()
+    size, capped = (abs(float(side.reshape(-1)[place])) for side in (values, actual))
+    if not 0 < capped < size:
+        return ""
+    low, high = capped, capped * 2.0**10
+    for _ in range(60):
+        bound = (low + high) / 2
+        low, high = (bound, high) if bound * math.tanh(size / bound) < capped else (low, bound)
+    right = bound * torch.tanh(values / bound)
+    room = half_width(expected) + right.abs() * resolution(actual)
+    if not bool(((actual - right).abs() <= 2 * room).all()) or not _explains(
+        actual, expected, right
+    ):
+        return ""
+    return f"the result is capped softly at {bound:.4g}, by a tanh, and should not be"
+
+
+def coarse(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name a dtype of 16 bits that a result in float32 was rounded to."""
+    values = expected.values.abs()
+    if actual.numel() < MANY or not bool(wrong.any() and actual.isfinite().all()):
+        return ""
+    for dtype in (torch.bfloat16, torch.float16):
+        step = torch.finfo(dtype).eps
+        is_rounded = bool((actual.to(dtype).double() == actual).all())
+        room = half_width(expected)
+        is_clear = bool((room < SHARP * step * values).double().mean() > SHARE)
+        near = (actual - expected.values).abs() <= room + step * values
+        if is_rounded and is_clear and bool(near.all()):
+            return f"the result is rounded to {short_name(dtype)}"
+    return ""
 
 
 def shifted(actual: Tensor, expected: Expected, wrong: Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from qgate.causes.element_faults import element_faults, general_faults, rounded_
 from qgate.causes.exchange_faults import exchange_faults
 from qgate.causes.faults import Function
 from qgate.causes.operator_calls import COPIES, Call, CallFault, Makers, words_of
+from qgate.causes.rotation_faults import rotation_faults
 from qgate.causes.softmax_faults import mask_faults, softmax_faults, window_faults
 from qgate.causes.sum_faults import product_faults, sum_faults
 from qgate.expected.dispatching import DispatchMode
@@ -35,6 +37,8 @@ NEAR = 0.05
 """Distance of a term's weight from zero within which it is called lost."""
 MOST_OPERATORS = 256
 """Operators of a function up to which one of them may be called the fault: loops have more."""
+FEW_OPERATORS = 4
+"""Operators of one name up to which one of them may be called the fault of a longer function."""
 MOST_CALLS = 8192
 """Operators of a function up to which those of one name may all have one fault."""
 
@@ -79,12 +83,13 @@ class _Sites(DispatchMode):
         super().__init__()
         self.fault = fault
         self.count = 0
+        self.counts: Counter[str] = Counter()
         self.makers = Makers(arguments)
         self.listed: list[OperatorFault] = []
         self.windows: list[OperatorFault] = []
         self.general: list[OperatorFault] = []
         self.coarse: list[OperatorFault] = []
-        self.products: list[tuple[int, Tensor, Tensor]] = []
+        self.products: list[tuple[int, str, Tensor, Tensor]] = []
         self.scalable: list[tuple[int, str, str]] = []
 
     def __torch_dispatch__(
@@ -96,13 +101,14 @@ class _Sites(DispatchMode):
                 return _SPELLED[function](*args, **kwargs)
         site, self.count = self.count, self.count + 1
         name = function._schema.name.split("::")[-1].rstrip("_")
+        self.counts[name] += 1
         if self.fault is not None:
             result = self._with_fault(function, name, args, kwargs, site)
             self.makers.note(function, name, args, result)
             return result
         result = function(*args, **kwargs)
         if name in ("mm", "bmm"):
-            self.products.append((site, args[0], args[1]))
+            self.products.append((site, name, args[0], args[1]))
         if self.count <= MOST_CALLS:
             with _disable_current_modes():
                 self._list(Call(name, args, kwargs, result, self.makers), site)
@@ -126,7 +132,8 @@ class _Sites(DispatchMode):
     def _with_fault(self, function: Any, name: str, args: Any, kwargs: Any, site: int) -> Any:
         chosen = self.fault
         assert chosen is not None
-        if chosen.site != site and (chosen.site is not None or chosen.name != name):
+        # Where a fault changes a choice, the same number may be of another operator.
+        if chosen.name != name or chosen.site not in (None, site):
             return function(*args, **kwargs)
         fault: CallFault | None = chosen.fault
         if chosen.site is None:
@@ -153,6 +160,7 @@ def plain_faults(call: Call) -> Iterator[CallFault]:
     """List the known faults of one operator."""
     yield from mask_faults(call)
     yield from element_faults(call)
+    yield from rotation_faults(call)
     yield from sum_faults(call)
     yield from softmax_faults(call)
 
@@ -183,8 +191,8 @@ def operator_faults(
     sites = _traced(like, arguments)
     plain, coarse = _with_repeated(sites, sites.listed), _with_repeated(sites, sites.coarse)
     if sites.count <= MOST_OPERATORS:
-        for site, a, b in sites.products[-1:]:
-            plain += _wrong_terms(site, a, b, residual)
+        for product in sites.products[-1:]:
+            plain += _wrong_terms(*product, residual)
     # What becomes of the last result is no matter of one operator.
     return plain + [f for f in coarse if f.site is None or f.site < sites.count - 1]
 
@@ -241,7 +249,7 @@ def _traced(like: Function, arguments: Sequence[Any]) -> _Sites:
 
 
 def _with_repeated(sites: _Sites, listed: list[OperatorFault]) -> list[OperatorFault]:
-    """Add faults that all operators of one name have; where there are many, list these alone."""
+    """Add faults that all operators of one name have; of loops, list these and those of a few."""
     counts: dict[tuple[str, str], list[OperatorFault]] = {}
     for fault in listed:
         counts.setdefault((fault.name, fault.words), []).append(fault)
@@ -252,10 +260,14 @@ def _with_repeated(sites: _Sites, listed: list[OperatorFault]) -> list[OperatorF
     ]
     if sites.count > MOST_CALLS:
         return []
-    return repeated + (listed if sites.count <= MOST_OPERATORS else [])
+    # Operators that are few of their name are no part of a loop.
+    is_loop = sites.count > MOST_OPERATORS
+    return repeated + [f for f in listed if not is_loop or sites.counts[f.name] <= FEW_OPERATORS]
 
 
-def _wrong_terms(site: int, a: Tensor, b: Tensor, residual: Tensor) -> Iterator[OperatorFault]:
+def _wrong_terms(
+    site: int, name: str, a: Tensor, b: Tensor, residual: Tensor
+) -> Iterator[OperatorFault]:
     """Yield the term of the last product that a residual holds most of, with its weight."""
     a, b = (side.detach() if side.dim() == 3 else side.detach()[None] for side in (a, b))
     if residual.numel() != len(a) * a.shape[1] * b.shape[2] or a.shape[2] < 2:
@@ -275,4 +287,4 @@ def _wrong_terms(site: int, a: Tensor, b: Tensor, residual: Tensor) -> Iterator[
         return changed, *args[1:]
 
     words = f"term {term} of the last sum over {a.shape[2]} {does}"
-    yield OperatorFault(words, site, "mm", CallFault(words, weighted))
+    yield OperatorFault(words, site, name, CallFault(words, weighted))

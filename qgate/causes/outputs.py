@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from qgate.causes.epilogues import activated, clamped, half_width, resolution, shifted
+from qgate.causes.epilogues import (
+    activated,
+    clamped,
+    coarse,
+    half_width,
+    resolution,
+    shifted,
+    softly_capped,
+)
 from qgate.causes.layouts import tiles_transposed
 from qgate.causes.places import TILES, axis_word, factor_words, place_words, range_words
 from qgate.expected.noise import Expected
@@ -384,8 +392,8 @@ def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
 
 
 _MOVED: tuple[Pattern, ...] = (
-    _transposed, _magnitude, _logarithm, activated, clamped, shifted, _misplaced,
+    _transposed, _magnitude, _logarithm, activated, clamped, softly_capped, shifted, _misplaced,
 )  # fmt: skip
 _RUINS: tuple[Pattern, ...] = (_non_finite, _constant)
-_WHOLE: tuple[Pattern, ...] = (_factor, shifted, _offset, *_MOVED)
+_WHOLE: tuple[Pattern, ...] = (_factor, coarse, shifted, _offset, *_MOVED)
 _PARTS: tuple[Pattern, ...] = (_part_factors, _tile_factors, _tiles, _part_offsets)

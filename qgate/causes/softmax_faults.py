@@ -70,6 +70,10 @@ def softmax_faults(call: Call) -> Iterator[CallFault]:
             f"the scores of the softmax are cut off at {bound:g}, and should not be",
             _on_scores(lambda s, bound=bound: torch.where(s <= HIDDEN, s, s.clamp(-bound, bound))),  # type: ignore[misc]
         )
+        yield CallFault(
+            f"the scores of the softmax are cut off above {bound:g}, and should not be",
+            _on_scores(lambda s, bound=bound: s.clamp(max=bound)),  # type: ignore[misc]
+        )
     if call.name == "_softmax":
         yield from _of_probabilities(scores)
         yield from _coarse_probabilities(scores)

@@ -102,15 +102,22 @@ def in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     weights that a Hugging Face model keeps in float32.
     """
     copied = whole_copy(module)
-    kept_names = [
-        *(getattr(copied, "_keep_in_fp32_modules", None) or ()),
-        *(getattr(copied, "_keep_in_fp32_modules_strict", None) or ()),
-    ]
     with torch.no_grad():
         for name, tensor in copied.state_dict(keep_vars=True).items():
-            if tensor.is_floating_point() and not set(kept_names) & set(name.split(".")):
+            if tensor.is_floating_point() and not stays_in_float32(copied, name, dtype):
                 tensor.data = tensor.data.to(dtype)
     return copied
+
+
+def stays_in_float32(module: nn.Module, name: str, dtype: torch.dtype) -> bool:
+    """Tell if a Hugging Face model declares that a part or a tensor of it stays in float32.
+
+    Transformers keeps some in float16 alone, as bfloat16 has the range of float32.
+    """
+    names = [*(getattr(module, "_keep_in_fp32_modules_strict", None) or ())]
+    if dtype == torch.float16:
+        names += getattr(module, "_keep_in_fp32_modules", None) or ()
+    return any(f".{part}." in f".{name}." for part in names)
 
 
 def _build_own(mode: Mode, model: Model) -> Model:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import qgate
-from tests.campaigns.first_lines.planting import MODES, first_line_of
+from tests.campaigns.first_lines.planting import MODES, after, first_line_of, times
 from tests.gate.attention_models import GROUPS, HEADS, Parts, attention_model, planted
 from tests.shares import share, slow_file
 
@@ -177,3 +177,7 @@ def test_attention_of_torch_is_green_and_its_scale_is_held(mode: str, tmp_path: 
     line = first_line_of(model, mode, plant, "forward", tmp_path)
     assert line.startswith("layers.1.attention"), line
     assert "1.003 times" in line
+    channel = after("layers.1.attention", times(1.02, slice(5, 6)))
+    line = first_line_of(model, mode, channel, "forward", tmp_path)
+    assert "channel 5 of 64" in line
+    assert "1.02 times" in line

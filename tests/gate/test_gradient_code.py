@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -257,3 +258,52 @@ def test_families_of_transformers_are_green(family: str, mode: str, tmp_path: Pa
     # Long ones: torch adds gradients of a layer norm's vectors up in the dtype of the tensors.
     model = qgate.Model(module, [torch.randint(0, 128, (1, 400)) for _ in range(2)], family.lower())
     assert faults_of(gates_of(model, tmp_path).bench, mode) == []
+
+
+DELTA: dict[str, tuple[str, int, Change]] = {
+    "beta 1 % more": ("sigmoid", 0, times(1.01)), "step lost": ("softplus", 0, times(0)),
+    "decays of pairs 1 % more": ("exp", 1, times(1.01)), "decays added up lost": ("cumsum", 0, times(0)),
+    "values 1 % less": ("linalg_solve_triangular", 0, times(0.99)),
+    "keys lost": ("linalg_solve_triangular", 1, times(0)), "state detached": ("matmul", 7, times(0)),
+    "sign of a row of scores": ("matmul", 1, without_middle), "norm of keys lost": ("rsqrt", 1, times(0)),
+    "gate lost": ("silu", 1, times(0)),
+}  # fmt: skip
+
+
+@functools.cache
+def delta_rule() -> qgate.Model:
+    """Return a layer of the gated delta rule whose states reach beyond a chunk of 64 tokens."""
+    torch.manual_seed(0)
+    config = transformers.Qwen3NextConfig(
+        vocab_size=96, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, intermediate_size=48, mlp_only_layers=[0],
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+        linear_value_head_dim=8, layer_types=["linear_attention"], use_cache=False,
+    )  # fmt: skip
+    module = transformers.Qwen3NextForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.mul_(4.0) if parameter.dim() > 1 else parameter.add_(0.1)
+            if name.endswith("A_log"):
+                parameter.fill_(-3.0)
+    return qgate.Model(module, [torch.randint(1, 96, (1, 100)) for _ in range(2)], "delta")
+
+
+@share(8)
+@pytest.mark.parametrize("mode", ["int8", "mxfp4", "bf16", "fp16"])
+@pytest.mark.parametrize("name", ["none", *DELTA])
+def test_a_wrong_gradient_inside_of_a_delta_rule_is_red(
+    name: str, mode: str, tmp_path: Path
+) -> None:
+    def plant_inside(network: nn.Module) -> None:
+        mixer: Any = network.get_submodule("model.layers.0.linear_attn")
+        right = mixer.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with _AtOperator(*DELTA[name]):
+                return right(*args, **kwargs)
+
+        mixer.forward = forward if name in DELTA else right
+
+    line = first_line_of(delta_rule(), mode, plant_inside, "gradients", tmp_path)
+    assert ("makes of the gradients behind it" in line) == (name in DELTA), line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 
 import qgate
 from qgate.modes import Kernel
+from tests.campaigns.first_lines.planting import first_line_of
 from tests.gate.test_own_kernel_faults import causes, gates_of
 from tests.shares import share, slow_file
 
 pytest.importorskip("transformers")
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5EncoderModel
 
 pytestmark = slow_file
 
@@ -102,3 +104,26 @@ def test_right_code_that_rounds_otherwise_is_green(
     change: Change, seed: int, half: str, tmp_path: Path
 ) -> None:
     assert first_lines(half, change, tmp_path, seed) == []
+
+
+def cut(lm: LlamaForCausalLM) -> None:
+    """Cut off a residual where no sample goes."""
+    layer: Any = lm.model.layers[0]
+    right = layer.forward
+    layer.forward = lambda *args, **kwargs: right(*args, **kwargs).clamp(-500.0, 500.0)
+
+
+def test_a_residual_that_is_cut_among_massive_values_is_red(tmp_path: Path) -> None:
+    (line,) = first_lines("bf16", cut, tmp_path)
+    assert line.startswith("lm.model.layers.0:output ")
+    assert "the result saturates: no value is above 500 or below -500" in line
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_what_a_model_keeps_in_float32_is_no_fault(half: str, tmp_path: Path) -> None:
+    """T5 keeps a product in float32 where it runs in float16."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4}
+    module = T5EncoderModel(T5Config(**sizes, num_layers=1)).eval()
+    model = qgate.Model(module, [torch.randint(1, 50, (1, 16))], "t5")
+    assert first_line_of(model, half, lambda _: None, "forward", tmp_path) == ""

@@ -51,6 +51,10 @@ MOST_SITES, MOST_OF_GATE, MOST_TRIES = 8, 2, 4
 """Sites of a mode that are diagnosed, of a gate, and of a gate as long as none has words."""
 MOST_SEARCHES = 16
 """Sites of a run at which all faults of code are tried, which takes seconds each."""
+_IS_SURE = "torch's own|in number .* of a batch|in a text longer than the samples: the result"
+"""Words of a fault in 16 bits that are sure: no other batch, and no other code, has it."""
+_MOST_ENERGY = 1e3
+"""Times the square of a factor's distance from 1 that the error of a row may be."""
 MASK = "depends on later tokens: its mask, or what pads it, is wrong"
 _STALE = 1.5
 """Times the scale that values need from which a static one is called stale."""
@@ -140,8 +144,8 @@ class SiteDiagnoses:
         is_open = re.search(SAYS_NOTHING, check.reason) if is_product else is_unnamed
         is_vague = not is_product and bool(re.search(IS_VAGUE, _words_of(check.reason)))
         quantized = self._bench.quantized(mode)
-        # Among the roundings of 16 bits a fault looks like any pattern.
-        is_half = mode.dtype is not None and "torch's own" not in check.reason
+        # Among the roundings of 16 bits a fault looks like any pattern; code runs with one sample.
+        is_half = mode.dtype is not None and not re.search(_IS_SURE, check.reason)
         is_vague = is_vague or (is_half and not is_product)
         if not (is_open or is_vague) or self._searches >= MOST_SEARCHES:
             return ""
@@ -162,6 +166,9 @@ class SiteDiagnoses:
         words = name_of(fault)
         if not words or (is_vague and not is_open and "depends on" in words):
             return ""
+        factor = re.search(r"(\d+\.?\d*) times", words)
+        if is_half and factor and (float(factor[1]) - 1) ** 2 * _MOST_ENERGY < (check.value or 0.0):
+            return ""  # roundings that look like a factor
         return f"is not what FP32 code makes of the tensors before it: {words}"
 
     def _gradient(self, mode: Mode, name: str) -> str:

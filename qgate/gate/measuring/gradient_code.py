@@ -39,7 +39,7 @@ from qgate.gate.measuring.segment_views import (
     view_around_mixers,
     view_of,
 )
-from qgate.gate.measuring.segments import Segments, SiteError
+from qgate.gate.measuring.segments import Segments, SiteError, Worst
 from qgate.gate.measuring.site_errors import check_alike
 from qgate.gate.measuring.training_mode import (
     evaluated,
@@ -82,6 +82,7 @@ _MOST = 0.5
 """The largest distance that is called a factor: beyond, something else is wrong."""
 _SIGMAS, _LEAST_ROWS = 6.0, 32
 """Times its noise that such a factor has, over at least so many rows."""
+Comparison = Callable[[SiteError, SiteError], bool]
 OF_CODE = "FP32 code makes of the gradients behind it"
 OF_TWIN = "is not what the reference's code in {} makes of the gradients behind it"
 
@@ -151,17 +152,19 @@ def twin_faults(
     twin: SegmentGradients,
     known: Mapping[str, str],
     right: Callable[[], SegmentGradients],
-    is_farther: Callable[[str], bool],
+    compared: Callable[[str, Comparison], bool],
     dtype: str,
 ) -> Iterator[tuple[str, str]]:
     """Yield faults of gradients in 16 bits, given those that FP32 code finds.
 
     What the reference's own code makes in that dtype, to the last bit, is right. Where sums in
     another order have other bits, they have them in a run of that code, too. Code that rounds in
-    other places on the way back, as a fused activation does, is as near to FP32 as that code.
+    other places on the way back, as a fused activation does, is as near to FP32 as that code. What
+    is nearer has rounded less.
 
-    right       gradients of such a run
-    is_farther  tells if a site's gradient is farther from FP32 than that run's
+    right     gradients of such a run
+    compared  tells if a comparison of a site's gradient with that run's holds: how far both are
+              from FP32
     """
     for site, errors in twin.errors.items():
         error = errors.worst.error
@@ -172,7 +175,12 @@ def twin_faults(
         limit = max((_TWIN_ROUNDINGS * errors.unit) ** 2, 2 * noise)
         if site in known:
             yield site, known[site]
-        elif not error <= limit or (of_right is not None and noise == 0 and is_farther(site)):
+        elif (not error <= limit and not compared(site, _is_nearer)) or (
+            of_right is not None
+            and noise == 0
+            and not all(_are_neighbors(worst, errors.unit) for worst in errors.passes.values())
+            and compared(site, _is_farther)
+        ):
             words = _pattern(errors, min(limit, error / 2), site in twin.parameters)
             yield site, f"{OF_TWIN.format(dtype)}: {words}"
     yield from ((site, words) for site, words in known.items() if site not in twin.errors)
@@ -182,6 +190,21 @@ def _is_farther(errors: SiteError, of_right: SiteError) -> bool:
     """Tell if errors in 16 bits are larger than those of right code, in all or in one row."""
     in_all = errors.relative_mse <= _MORE * of_right.relative_mse
     return not (in_all and errors.worst.error <= _MORE_OF_ROW * of_right.worst.error)
+
+
+def _are_neighbors(worst: Worst, unit: float) -> bool:
+    """Tell if each value is the expected one or the next in a dtype, as other sums may round it."""
+    if worst.actual is None or worst.expected is None:
+        return True
+    expected = worst.expected
+    room = 2 * unit * expected.abs().clamp_min(float(expected.square().mean().sqrt()))
+    return bool(((worst.actual - expected).abs() <= room).all())
+
+
+def _is_nearer(errors: SiteError, of_right: SiteError) -> bool:
+    """Tell if errors in 16 bits are smaller than those of right code, in all and in one row."""
+    in_all = _MORE * errors.relative_mse <= of_right.relative_mse
+    return in_all and errors.worst.error <= of_right.worst.error
 
 
 def _are_of_right_code(errors: SiteError, site: str, right: SegmentGradients | None) -> bool:
@@ -287,13 +310,13 @@ class GradientCode:
                     alone, [(*pair, take_gradients(alone, pair[0])) for pair in runs]
                 )
 
-            def is_farther(site: str) -> bool:
+            def compared(site: str, compare: Comparison) -> bool:
                 right, errors = of_right_code(), gradients.errors.get(site)
                 of_right = None if right is None else right.errors.get(site)
-                return errors is not None and of_right is not None and _is_farther(errors, of_right)
+                return errors is not None and of_right is not None and compare(errors, of_right)
 
             if not twin.is_other_code:  # which may round otherwise on the way back, too
-                faults = dict(twin_faults(twin, faults, of_twin, is_farther, dtype))
+                faults = dict(twin_faults(twin, faults, of_twin, compared, dtype))
         if recomputed and not faults:
             faults[recomputed[0]] = recomputed[1]
         figures: dict[str, list[Conformance]] = defaultdict(list)

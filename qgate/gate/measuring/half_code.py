@@ -373,7 +373,7 @@ def replayed(
             return None
         value = forwarded[index].to(tensor.dtype).reshape(tensor.shape)
         is_moved = site.name in moved and value.is_floating_point()
-        return value * (1 + _STEP) if is_moved else value
+        return value * (1 + _STEP) if is_moved else value.clone()  # code may overwrite it
 
     module = segments.base.module
     with (

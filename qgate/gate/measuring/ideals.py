@@ -29,6 +29,7 @@ from qgate.models.mamba.hadamard import matrix
 from qgate.models.mamba.network import MambaMixer
 from qgate.modes import Calibration, Mode, Plan, Quantized
 from qgate.modes import definition as mamba_block
+from qgate.modes.applying import stays_in_float32
 from qgate.modes.simulated.planning import mixer_parameters
 
 Array = npt.NDArray[Any]
@@ -81,8 +82,11 @@ def ideal_tensors(
         cast, dtype = Quantizer(*mode.formats), getattr(torch, mode.dtype)
         head = set(reference.head or ())
         quantizers = {
-            s.name: cast for s in reference.sites() if s.is_product and s.module not in head
-        }
+            s.name: cast
+            for s in reference.sites()
+            if s.is_product and s.module not in head
+            and not stays_in_float32(reference.module, f"{s.module}.weight", dtype)
+        }  # fmt: skip
     return _linears(reference, quantizers, flowing, dtype)
 
 
@@ -362,10 +366,11 @@ def ideal_errors(
     )
     if meant.mode.dtype is not None:
         dtype = getattr(torch, meant.mode.dtype)
-        for site, error in errors_of_torch(base, dtype, flowing).items():
+        for site, errors in errors_of_torch(base, dtype, flowing).items():
             if site in ideal.errors and site in actual:
                 own = relative_error(actual[site], flowing[site])
-                ideal.errors[site] = min(ideal.errors[site], error, key=lambda e: abs(e - own))
+                errors.append(ideal.errors[site])
+                ideal.errors[site] = min(errors, key=lambda e: abs(e - own))
     if meant is quantized or not quantized.mode.own:
         return ideal
     # A kernel quantizes inside: only what it returns can be looked at.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -265,8 +266,8 @@ def float64_array(tensor: Tensor) -> npt.NDArray[np.float64]:
 @torch.no_grad()
 def errors_of_torch(
     base: Model, dtype: torch.dtype, flowing: Mapping[str, Tensor]
-) -> dict[str, float]:
-    """Return the errors of torch's own products in 16 bits.
+) -> dict[str, list[float]]:
+    """Return the errors of torch's own products in 16 bits, also where a bias is added behind them.
 
     It rounds a product before it adds the bias, or each tap of a convolution, for some layouts. A
     layer that scales its weight rounds that.
@@ -280,6 +281,11 @@ def errors_of_torch(
         is_torch = type(module).__module__.startswith("torch.nn.")
         if is_torch or own_factors(module) != (1.0, 1.0):
             parameters = {name: p.to(dtype) for name, p in module.named_parameters()}
-            result = torch.func.functional_call(module, parameters, (x.to(dtype),))
-            errors[site.name] = relative_error(result, output)
+            run = partial(torch.func.functional_call, module)
+            results = [run(parameters, (x.to(dtype),))]
+            if is_torch and (bias := parameters.get("bias")) is not None:
+                product = run({**parameters, "bias": torch.zeros_like(bias)}, (x.to(dtype),))
+                axis = site.channel_axis(product) % product.dim()
+                results.append(product + bias.reshape(-1, *(1,) * (product.dim() - 1 - axis)))
+            errors[site.name] = [relative_error(result, output) for result in results]
     return errors

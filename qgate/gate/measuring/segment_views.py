@@ -238,7 +238,7 @@ def _rules(quantized: Quantized, base: Model, meant: Quantized) -> SegmentView:
         for site in base.sites()
         if site.port == "weight" and site.name in planned
     }
-    if mode.dtype is not None:
+    if meant.mode.dtype is not None:
         weights = dict(_rounded_once(module, base.module))
     ports = [Port(s.module, s.port, first=True) for s in sites if s.name in planned]
     ports += [Port(s.module, s.port) for s in sites]
@@ -265,8 +265,9 @@ def _rounded_once(
     module: nn.Module, reference: nn.Module
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield the weights of a run that are those of the reference, rounded to another dtype."""
+    own_modules = dict(module.named_modules())
     for name, owner in reference.named_modules():
-        mine = module.get_submodule(name)._parameters
+        mine = own_modules[name]._parameters if name in own_modules else {}
         rounded = {
             key: parameter.detach().float()
             for key, parameter in mine.items()

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.first_lines import decoders, decoding, others
+from tests.campaigns.first_lines import decoders, decoding, others, rewrites
 from tests.campaigns.first_lines.known import GREEN, UNNAMED
-from tests.campaigns.first_lines.planting import MODES, Bits, Fault, first_line
+from tests.campaigns.first_lines.planting import MODES, Bits, Fault, first_line, first_line_of
+from tests.campaigns.first_lines.subjects import subject
 from tests.shares import share
 
-FAULTS = (*decoders.FAULTS, *others.FAULTS, *decoding.FAULTS)
+FAULTS = (*decoders.FAULTS, *others.FAULTS, *decoding.FAULTS, *rewrites.FAULTS)
 CASES = [
     pytest.param(fault, bits, id=f"{fault.model}-{fault.name}-{bits}")
     for fault in FAULTS
@@ -47,6 +48,17 @@ def test_a_model_without_a_fault_is_green(model: str, bits: Bits, tmp_path: Path
     for suite in ("forward", "gradients", *["relations"] * (model in ("decoder", "mamba"))):
         right = Fault(model, "none", lambda _: None, "", "", suite=suite)
         assert first_line(right, MODES[bits], tmp_path) == ""
+
+
+@share(12)
+@pytest.mark.parametrize("mode", [*MODES.values(), "fp16"])
+@pytest.mark.parametrize(("model", "name"), rewrites.RIGHT)
+def test_right_code_that_computes_otherwise_is_green(
+    model: str, name: str, mode: str, tmp_path: Path
+) -> None:
+    for suite in ("forward", "gradients"):
+        plant = rewrites.RIGHT[model, name]
+        assert first_line_of(subject(model), mode, plant, suite, tmp_path) == ""
 
 
 def test_known_lines_are_of_faults_in_the_table() -> None:
