@@ -47,7 +47,7 @@ and nothing of their room imports them."""
 BRINGING_FLOOR = 8.5
 TORCH_FREE = ("gate", "results", "charts", "page", "records", "text")
 """Rooms that work without torch."""
-MEASURING = ("gate.measuring", "gate.serving")
+MEASURING = ("gate.measuring", "gate.modules", "gate.segments", "gate.serving")
 """Folders of such rooms that measure, and so use torch; the files beside them do not."""
 _WITHIN_MEASURING = tuple(f"{folder}." for folder in MEASURING)
 SHOWING = ("findings", "page", "plots", "record", "tables", "texts")
@@ -116,7 +116,8 @@ HIDDEN_IMPORTS = {
 }
 NUMERIC = (
     "formats", "stats", "modes", "models", "scales", "arithmetics", "expected", "kernel_checks",
-    "relations", "causes", "capture", "hooks", "kernels", "gate.measuring", "gate.serving",
+    "relations", "causes", "capture", "hooks", "kernels", "gate.measuring", "gate.modules",
+    "gate.segments", "gate.serving",
 )  # fmt: skip
 """Rooms whose tensors are on any device: torch divides by a number otherwise than by a tensor."""
 DIVISIONS = {

@@ -14,8 +14,8 @@ from qgate.errors import QgateError
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_subject import ModelSubject
-from qgate.gate.measuring.relations import METRIC
 from qgate.gate.measuring.site_rows import ModelSites
+from qgate.gate.modules.relations import METRIC
 from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.modes import Mode

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 import qgate
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.code_faults import code_before
-from qgate.gate.measuring.half_code import gain_faults
-from qgate.gate.measuring.segment_probes import several
+from qgate.gate.segments.code_faults import code_before
+from qgate.gate.segments.half_code import gain_faults
+from qgate.gate.segments.probes import several
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import mode_of
 from tests.shares import always, share, slow_file

@@ -24,11 +24,11 @@ from qgate.expected.sampled import (
 from qgate.expected.shared_scales import mixes
 from qgate.gate import Limits, failure_text, judge
 from qgate.gate.measured import Conformance
-from qgate.gate.measuring.conformance import HeldSite, only_where
-from qgate.gate.measuring.holding import Holding
-from qgate.gate.measuring.related import related_modules
-from qgate.gate.measuring.relations import RelatedModule, calls_of, relate
 from qgate.gate.measuring.site_rows import ModelSites
+from qgate.gate.modules.conformance import HeldSite, only_where
+from qgate.gate.modules.holding import Holding
+from qgate.gate.modules.related import related_modules
+from qgate.gate.modules.relations import RelatedModule, calls_of, relate
 from qgate.modes import Mode, Rule, apply
 from tests.gate.benches import LLAMA, MAMBA, bench, mode_of
 from tests.shares import proof, share

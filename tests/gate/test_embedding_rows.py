@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qgate.gate.measured import Conformance
-from qgate.gate.measuring.embedding_rows import embedding_agreements
+from qgate.gate.modules.embedding_rows import embedding_agreements
 from tests.gate.benches import LLAMA, MAMBA, mode_of
 from tests.gate.benches import bench as short
 from tests.shares import share, slow_file

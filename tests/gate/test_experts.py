@@ -17,9 +17,9 @@ from qgate import QgateError
 from qgate.expected.mixtures import MixtureOutputs, routing_changes
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.expert_rows import expert_rows
 from qgate.gate.measuring.model_gates import ModelGates
 from qgate.gate.measuring.site_rows import ModelSites
+from qgate.gate.modules.expert_rows import expert_rows
 from qgate.models import Model, Sampling
 from qgate.models.experts import mixtures_of, slice_experts
 from qgate.modes.mode import Kernel, Mode, Rule

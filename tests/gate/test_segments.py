@@ -18,7 +18,7 @@ from qgate.gate import Policy
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_gates import ModelGates
-from qgate.gate.measuring.segments import swapped
+from qgate.gate.segments.segments import swapped
 from qgate.modes import Kernel
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import LLAMA, MAMBA, Stack, mode_of

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from qgate.gate.measuring import traced_code as traced
 from qgate.gate.measuring.reproductions import INPUTS, SCRIPT, of_code
-from qgate.gate.measuring.traced_code import TracedCode, traced_code
+from qgate.gate.segments import traced_code as traced
+from qgate.gate.segments.traced_code import TracedCode, traced_code
 from qgate.kernel_checks.explained import CodeCall
 from tests.gate.test_own_kernel_faults import SUITE, gates_of
 from tests.gate.test_reproductions import output_of

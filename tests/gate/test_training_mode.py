@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import qgate
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.training_mode import training_mode, trains_as_it_runs
+from qgate.gate.segments.training_mode import training_mode, trains_as_it_runs
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import LLAMA, bench, mode_of
 from tests.gate.test_gradient_code import Change, changed, faults_of, times, without_one

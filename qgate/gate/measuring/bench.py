@@ -37,11 +37,6 @@ from qgate.gate.measuring.passes import (
     outer_tensors,
     shortened,
 )
-from qgate.gate.measuring.segment_noise import SegmentNoise
-from qgate.gate.measuring.segment_probes import several
-from qgate.gate.measuring.segment_rows import segment_rows
-from qgate.gate.measuring.segment_views import view_of
-from qgate.gate.measuring.segments import Segments
 from qgate.gate.measuring.site_errors import (
     Pairs,
     channels_last,
@@ -53,12 +48,17 @@ from qgate.gate.measuring.site_errors import (
     unless_vanished,
 )
 from qgate.gate.measuring.site_rows import ModelSites, static_rows
+from qgate.gate.segments.noise import SegmentNoise
+from qgate.gate.segments.probes import several
+from qgate.gate.segments.rows import segment_rows
+from qgate.gate.segments.segments import Segments
+from qgate.gate.segments.views import view_of
 from qgate.models.experts import mixtures_of
 from qgate.modes import Mode, Quantized, apply
 
 if TYPE_CHECKING:
-    from qgate.gate.measuring.attention_arithmetic import RunAttention
-    from qgate.gate.measuring.gradient_code import GradientCode
+    from qgate.gate.segments.attention_arithmetic import RunAttention
+    from qgate.gate.segments.gradient_code import GradientCode
     from qgate.gate.serving.served_state import ServedState
 
 # Bytes of logits that wait for the task suite: 35 modes of tiny-mamba take 180 MB.

@@ -23,7 +23,6 @@ from qgate.expected.searched_scales import scales_of
 from qgate.formats import Quantizer
 from qgate.gate.checks import Check
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.code_faults import code_before, name_of
 from qgate.gate.measuring.passes import fed, float64_array, flow, outer_tensors, shortened
 from qgate.gate.measuring.reproductions import (
     Reproduction,
@@ -33,7 +32,8 @@ from qgate.gate.measuring.reproductions import (
     of_product,
     of_tensors,
 )
-from qgate.gate.measuring.segment_rows import IS_PLACE, IS_VAGUE, SAYS_NOTHING
+from qgate.gate.segments.code_faults import code_before, name_of
+from qgate.gate.segments.rows import IS_PLACE, IS_VAGUE, SAYS_NOTHING
 from qgate.gate.verdict import Verdict
 from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.explained import module_fault

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from qgate.formats import Quantizer
-from qgate.gate.measuring.traced_code import traced_code
+from qgate.gate.segments.traced_code import traced_code
 from qgate.kernel_checks.explained import CodeCall
 from qgate.storage.files import naming, neighbor
 from qgate.storage.out_folders import REPRODUCTION_FILES

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qgate.gate.measuring.passes import flow
-from qgate.gate.measuring.segment_probes import several
+from qgate.gate.segments.probes import several
 from qgate.gate.serving.served_state import RUN, ways
 from qgate.hooks import ModuleHooks
 from qgate.models import Model

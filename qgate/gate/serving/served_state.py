@@ -20,9 +20,9 @@ from torch import Tensor, float64
 from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS
 from qgate.formats.options import Floats
 from qgate.gate.measured import Conformance, Measured
-from qgate.gate.measuring.conformance import METRIC
 from qgate.gate.measuring.site_errors import massive_from
 from qgate.gate.measuring.site_rows import ModelSites
+from qgate.gate.modules.conformance import METRIC
 from qgate.models import Model
 
 RUN = "the free run"

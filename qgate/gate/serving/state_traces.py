@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qgate.gate.measuring.segment_probes import several
+from qgate.gate.segments.probes import several
 from qgate.gate.serving.served_state import RUN, ways
 from qgate.hooks import ModuleHooks
 from qgate.models import Model

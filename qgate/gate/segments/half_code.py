@@ -30,11 +30,11 @@ from qgate.expected.intermediates import HALVES
 from qgate.expected.noise import ARITHMETICS
 from qgate.expected.structure import FACTOR, draw, figures
 from qgate.gate.measured import Measured
-from qgate.gate.measuring.attention_arithmetic import RunAttention, TakenCall, taken_calls
 from qgate.gate.measuring.passes import shortened
-from qgate.gate.measuring.segment_probes import PROBE_SAMPLES, probes, several
-from qgate.gate.measuring.segment_views import Passed, TakenTensors, swapped, view_of
-from qgate.gate.measuring.segments import Segments
+from qgate.gate.segments.attention_arithmetic import RunAttention, TakenCall, taken_calls
+from qgate.gate.segments.probes import PROBE_SAMPLES, probes, several
+from qgate.gate.segments.segments import Segments
+from qgate.gate.segments.views import Passed, TakenTensors, swapped, view_of
 from qgate.hooks.module_hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
 from qgate.kernel_checks.explained import floating_state

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from qgate.expected.derived import SPECIAL, derive
 from qgate.formats import Quantizer
 from qgate.gate.measured import Conformance, Measured
-from qgate.gate.measuring.conformance import METRIC as OF_WEIGHTS
-from qgate.gate.measuring.conformance import QuantizerRun, other_lengths
-from qgate.gate.measuring.related import mixers_of, related_modules
-from qgate.gate.measuring.relations import METRIC as RELATIONS_METRIC
-from qgate.gate.measuring.relations import RelatedCall, calls_of, relate
 from qgate.gate.measuring.site_rows import ModelSites
+from qgate.gate.modules.conformance import METRIC as OF_WEIGHTS
+from qgate.gate.modules.conformance import QuantizerRun, other_lengths
+from qgate.gate.modules.related import mixers_of, related_modules
+from qgate.gate.modules.relations import METRIC as RELATIONS_METRIC
+from qgate.gate.modules.relations import RelatedCall, calls_of, relate
 from qgate.loading import LateModule
 from qgate.models import Model, Site
 from qgate.models.refusals import LENGTH_REFUSALS
@@ -29,16 +29,16 @@ from qgate.results.met_shapes import ModuleShapes
 from qgate.text import listed
 
 if TYPE_CHECKING:
-    from qgate.gate.measuring import embedding_rows as embeddings
-    from qgate.gate.measuring import hard_inputs as hard_inputs
-    from qgate.gate.measuring import hard_products as hard_products
-    from qgate.gate.measuring import mixer_conformance as mixer_conformance
-    from qgate.gate.measuring.mixer_conformance import MixerRun
+    from qgate.gate.modules import embedding_rows as embeddings
+    from qgate.gate.modules import hard_inputs as hard_inputs
+    from qgate.gate.modules import hard_products as hard_products
+    from qgate.gate.modules import mixer_conformance as mixer_conformance
+    from qgate.gate.modules.mixer_conformance import MixerRun
 else:
-    embeddings = LateModule("qgate.gate.measuring.embedding_rows")
-    hard_inputs = LateModule("qgate.gate.measuring.hard_inputs")
-    hard_products = LateModule("qgate.gate.measuring.hard_products")
-    mixer_conformance = LateModule("qgate.gate.measuring.mixer_conformance")
+    embeddings = LateModule("qgate.gate.modules.embedding_rows")
+    hard_inputs = LateModule("qgate.gate.modules.hard_inputs")
+    hard_products = LateModule("qgate.gate.modules.hard_products")
+    mixer_conformance = LateModule("qgate.gate.modules.mixer_conformance")
 
 
 _CASTS = {"float16": "fp16", "bfloat16": "bf16"}

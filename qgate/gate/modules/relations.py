@@ -34,12 +34,12 @@ from qgate.models.refusals import LENGTH_REFUSALS, REFUSALS
 if TYPE_CHECKING:
     from qgate.causes import outputs as outputs
     from qgate.expected import shared_scales as shared_scales
-    from qgate.gate.measuring import shapes as shapes
-    from qgate.gate.measuring.shapes import CallShape
+    from qgate.gate.modules import shapes as shapes
+    from qgate.gate.modules.shapes import CallShape
 else:
     outputs = LateModule("qgate.causes.outputs")
     shared_scales = LateModule("qgate.expected.shared_scales")
-    shapes = LateModule("qgate.gate.measuring.shapes")
+    shapes = LateModule("qgate.gate.modules.shapes")
 
 
 METRIC = "disagreeing_share"

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from qgate.device_errors import DeviceMemoryError
-from qgate.gate.measuring.segment_probes import (
+from qgate.gate.segments.probes import (
     PROBES,
     TRAINING,
     massive_probe,
     massive_values,
     probes,
 )
-from qgate.gate.measuring.segment_views import (
+from qgate.gate.segments.views import (
     Passed,
     SegmentView,
     TakenTensors,
@@ -45,9 +45,9 @@ from qgate.results.met_shapes import ModuleShapes
 from qgate.text import listed
 
 if TYPE_CHECKING:
-    from qgate.gate.measuring import routing as routing
+    from qgate.gate.segments import routing as routing
 else:
-    routing = LateModule("qgate.gate.measuring.routing")
+    routing = LateModule("qgate.gate.segments.routing")
 
 MOST_BYTES = 1 << 30
 """Bytes of tensors of one batch that may wait for the reference."""

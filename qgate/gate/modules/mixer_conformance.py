@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from qgate.expected.sampled import sample_groups
 from qgate.formats import Quantizer
 from qgate.gate.measured import UNNAMED_FAULT
-from qgate.gate.measuring.conformance import (
+from qgate.gate.measuring.ideals import WEIGHTS, Array, mixer_scales, mixer_weights
+from qgate.gate.modules.conformance import (
     HeldRows,
     HeldSite,
     HeldSites,
@@ -26,7 +27,6 @@ from qgate.gate.measuring.conformance import (
     cause_of,
     whole_rows,
 )
-from qgate.gate.measuring.ideals import WEIGHTS, Array, mixer_scales, mixer_weights
 from qgate.hooks import ModuleHooks
 from qgate.models import Model
 from qgate.models.mamba.network import MambaMixer

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qgate.errors import QgateError
 from qgate.gate.measured import Conformance
-from qgate.gate.measuring.relations import METRIC, RelatedCall
+from qgate.gate.modules.relations import METRIC, RelatedCall
 from qgate.loading import LateModule
 from qgate.models import Model
 from qgate.models.refusals import LENGTH_REFUSALS

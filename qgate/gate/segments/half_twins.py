@@ -23,12 +23,12 @@ from qgate.causes.places import place_words
 from qgate.errors import QgateError
 from qgate.expected.intermediates import HALVES
 from qgate.gate.measured import Measured
-from qgate.gate.measuring.code_faults import code_before
-from qgate.gate.measuring.half_code import LEAST, replayed, taken
 from qgate.gate.measuring.passes import batches
-from qgate.gate.measuring.segment_probes import PROBES, massive_probe, probes, several
-from qgate.gate.measuring.segment_rows import IS_PLACE, SAYS_NOTHING
-from qgate.gate.measuring.segments import Segments
+from qgate.gate.segments.code_faults import code_before
+from qgate.gate.segments.half_code import LEAST, replayed, taken
+from qgate.gate.segments.probes import PROBES, massive_probe, probes, several
+from qgate.gate.segments.rows import IS_PLACE, SAYS_NOTHING
+from qgate.gate.segments.segments import Segments
 from qgate.kernel_checks.subject import KernelRefusal
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.modes import Quantized, apply

@@ -9,7 +9,7 @@ from torch import nn
 
 from qgate.expected.noise import ARITHMETICS
 from qgate.formats import Quantizer
-from qgate.gate.measuring.relations import RelatedModule
+from qgate.gate.modules.relations import RelatedModule
 from qgate.models import Model, Site
 from qgate.models.mamba.network import CausalConv1d
 from qgate.modes import Quantized

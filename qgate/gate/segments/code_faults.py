@@ -18,8 +18,8 @@ from qgate.errors import QgateError
 from qgate.expected.distances import relative_error
 from qgate.expected.intermediates import HALVES
 from qgate.gate.measuring.call_arguments import CallArguments, anew, arguments_of
-from qgate.gate.measuring.segment_rows import IS_PLACE, SAYS_NOTHING
-from qgate.gate.measuring.segment_views import SegmentView, TakenTensors
+from qgate.gate.segments.rows import IS_PLACE, SAYS_NOTHING
+from qgate.gate.segments.views import SegmentView, TakenTensors
 from qgate.hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
 from qgate.kernel_checks.explained import CodeCall, floating_state

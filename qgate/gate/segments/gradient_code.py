@@ -28,26 +28,26 @@ from qgate.expected.intermediates import HALVES
 from qgate.expected.noise import moved
 from qgate.formats.quantizer import Quantizer, inside_range
 from qgate.gate.measured import Conformance, Measured
-from qgate.gate.measuring.gradient_factors import METRIC
-from qgate.gate.measuring.segment_noise import limit_of
-from qgate.gate.measuring.segment_probes import TRAINING, probes, several
-from qgate.gate.measuring.segment_rows import SAYS_NOTHING, pattern
-from qgate.gate.measuring.segment_views import (
-    Passed,
-    plain_view,
-    swapped,
-    view_around_mixers,
-    view_of,
-)
-from qgate.gate.measuring.segments import Segments, SiteError, Worst
 from qgate.gate.measuring.site_errors import check_alike
-from qgate.gate.measuring.training_mode import (
+from qgate.gate.segments.gradient_factors import METRIC
+from qgate.gate.segments.noise import limit_of
+from qgate.gate.segments.probes import TRAINING, probes, several
+from qgate.gate.segments.rows import SAYS_NOTHING, pattern
+from qgate.gate.segments.segments import Segments, SiteError, Worst
+from qgate.gate.segments.training_mode import (
     evaluated,
     recomputing_fault,
     trained_parameters,
     training_fault,
     training_mode,
     trains_as_it_runs,
+)
+from qgate.gate.segments.views import (
+    Passed,
+    plain_view,
+    swapped,
+    view_around_mixers,
+    view_of,
 )
 from qgate.hooks.recomputing import noted_checkpoints
 from qgate.hooks.tapping import tap_sites

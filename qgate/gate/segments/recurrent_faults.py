@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from qgate.gate.measuring.holding import other_weights
-from qgate.gate.measuring.segments import Worst
+from qgate.gate.modules.holding import other_weights
+from qgate.gate.segments.segments import Worst
 
 _ROOM = 1e-4
 """Share of the largest value that the run may be off where a fault explains it."""

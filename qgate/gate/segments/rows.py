@@ -16,21 +16,21 @@ from qgate.expected.modules import exact_product
 from qgate.expected.noise import Expected
 from qgate.expected.products import Product
 from qgate.gate.measured import Measured
-from qgate.gate.measuring.segment_noise import limit_of
-from qgate.gate.measuring.segments import Segments, Worst, row_scales
 from qgate.gate.measuring.site_rows import ModelSites
+from qgate.gate.segments.noise import limit_of
+from qgate.gate.segments.segments import Segments, Worst, row_scales
 from qgate.loading import LateModule
 
 if TYPE_CHECKING:
     from qgate.causes import outputs as outputs
     from qgate.causes import terms as terms
-    from qgate.gate.measuring import holding as holding
-    from qgate.gate.measuring import recurrent_faults as recurrent_faults
+    from qgate.gate.modules import holding as holding
+    from qgate.gate.segments import recurrent_faults as recurrent_faults
 else:
     outputs = LateModule("qgate.causes.outputs")
     terms = LateModule("qgate.causes.terms")
-    holding = LateModule("qgate.gate.measuring.holding")
-    recurrent_faults = LateModule("qgate.gate.measuring.recurrent_faults")
+    holding = LateModule("qgate.gate.modules.holding")
+    recurrent_faults = LateModule("qgate.gate.segments.recurrent_faults")
 
 
 SAYS_NOTHING = r"elements are wrong, the first at|a small error in all"

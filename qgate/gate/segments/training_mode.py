@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from qgate.capture.running import loss_of
 from qgate.devices import exact_math
 from qgate.errors import first_line
-from qgate.gate.measuring.segment_rows import pattern
-from qgate.gate.measuring.segment_views import TakenTensors
-from qgate.gate.measuring.segments import Segments, Worst
+from qgate.gate.segments.rows import pattern
+from qgate.gate.segments.segments import Segments, Worst
+from qgate.gate.segments.views import TakenTensors
 from qgate.hooks.recomputing import real_checkpoints
 from qgate.models import Model
 from qgate.models.refusals import LENGTH_REFUSALS

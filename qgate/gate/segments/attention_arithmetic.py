@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from qgate.errors import QgateError
 from qgate.expected.intermediates import HALVES
-from qgate.gate.measuring.attention_code import AttentionCall, AttentionCode, find_attention
 from qgate.gate.measuring.call_arguments import CallArguments
 from qgate.gate.measuring.passes import shortened
+from qgate.gate.segments.attention_code import AttentionCall, AttentionCode, find_attention
 from qgate.hooks.module_hooks import ModuleHooks
 from qgate.kernel_checks.arithmetic import Accounted
 from qgate.kernel_checks.fits import ArithmeticFit, Case

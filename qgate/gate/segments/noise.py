@@ -17,9 +17,9 @@ from torch import Tensor
 
 from qgate.expected.dispatching import MovedOperators
 from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, moved
-from qgate.gate.measuring.segment_probes import PROBES, massive_probe, probes
-from qgate.gate.measuring.segment_views import Passed, TakenTensors, plain_view
-from qgate.gate.measuring.segments import Segments, SiteError
+from qgate.gate.segments.probes import PROBES, massive_probe, probes
+from qgate.gate.segments.segments import Segments, SiteError
+from qgate.gate.segments.views import Passed, TakenTensors, plain_view
 from qgate.models import Model
 from qgate.models.refusals import LENGTH_REFUSALS
 

@@ -14,8 +14,8 @@ from qgate.expected.intermediates import HALVES
 from qgate.expected.modules import exact_product, own_factors
 from qgate.expected.noise import ARITHMETICS, Expected
 from qgate.gate.measured import Conformance
-from qgate.gate.measuring.hard_inputs import hard_rows
-from qgate.gate.measuring.relations import METRIC, RelatedCall, RelatedModule
+from qgate.gate.modules.hard_inputs import hard_rows
+from qgate.gate.modules.relations import METRIC, RelatedCall, RelatedModule
 from qgate.hooks.tapping import tap_sites
 from qgate.loading import LateModule
 from qgate.models import Model, Site

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from qgate.formats import Quantizer
 from qgate.gate.measured import Conformance
-from qgate.gate.measuring.relations import METRIC, first_tensor
+from qgate.gate.modules.relations import METRIC, first_tensor
 from qgate.models import Model
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.modes import Quantized
