@@ -155,7 +155,7 @@ PICTURES = b"""[{"kind": "x", "text": "}, \\"pictures\\": ]", "n": [1.5e-7, {}]}
 @pytest.mark.parametrize(
     ("text", "rest"),
     [
-        (b'{"a": 1, "pictures": ' + PICTURES + b', "b": "\u00e9"}', {"a": 1, "b": "é"}),
+        (b'{"a": 1, "pictures": ' + PICTURES + b', "b": "\\u00e9"}', {"a": 1, "b": "é"}),
         (b'{"pictures": ' + PICTURES + b"}", {}),
         (b'{"a": {"pictures": 1}}', {"a": {"pictures": 1}}),
         (b'{"a": "pictures"}', {"a": "pictures"}),
