@@ -265,7 +265,7 @@ def write_errors(location: Location) -> Iterator[None]:
 
 
 class _Store:
-    """How long requests to one store have failed, over all threads; a line is printed once."""
+    """One store: for how long requests to it have failed, over all threads; says it once."""
 
     def __init__(self, name: str) -> None:
         self._name = name
