@@ -175,8 +175,11 @@ def read_layouts(path: str) -> LayoutFile:
 
 def _returned_tables(path: str) -> Mapping[str, object]:
     """Return what the function `layout` of a Python file on this machine returns."""
+    file = Path(path).expanduser()
+    if not file.is_file():  # a pipe would wait, and a device never end
+        raise QgateError(f"the layout {path!r} is no file: give one that has a function layout().")
     try:
-        function = runpy.run_path(str(Path(path).expanduser())).get("layout")
+        function = runpy.run_path(str(file)).get("layout")
         tables = function() if callable(function) else None
     except raised_by_users() as error:
         raise_interruption()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
@@ -96,8 +97,9 @@ def _entries(folder: Folder, name: str, torchao: dict[str, TorchaoEntry]) -> Ite
     head = _head(folder, name, path)
     torchao |= torchao_entries(head.metadata, path)
     end = head.start
-    for key, entry in head.entries.items():
+    for key in head.entries:
         try:
+            entry = head.entries[key]
             validate(entry, TensorHead)
         except ValueError as error:
             raise QgateError(
@@ -106,7 +108,8 @@ def _entries(folder: Folder, name: str, torchao: dict[str, TorchaoEntry]) -> Ite
         first, last = entry["data_offsets"]
         end = max(end, head.start + last)
         offset = head.start + first
-        yield StoredEntry(key, name, entry["dtype"], tuple(entry["shape"]), last - first, offset)
+        dtype, shape = sys.intern(entry["dtype"]), tuple(entry["shape"])
+        yield StoredEntry(key, name, dtype, shape, last - first, offset)
     if stamp is not None and stamp.size < end:
         raise cut_off(path, stamp.size, end)
 

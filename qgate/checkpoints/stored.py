@@ -24,7 +24,7 @@ REMOTE_AHEAD = 32 << 20
 """Bytes of a store to read with one request."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredEntry:
     """One tensor of a file, as its head describes it.
 

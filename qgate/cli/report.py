@@ -96,7 +96,13 @@ def _report(args: argparse.Namespace) -> int:
     # Only JSON names the gates of the earlier run.
     brief = not any(output.suffix.lower() == ".json" for output in outputs)
     loaded = [
-        reports.load(path, name, compared=len(files) > 1, brief=brief and name != files[-1][0])
+        reports.load(
+            path,
+            name,
+            compared=len(files) > 1,
+            brief=brief and name != files[-1][0],
+            drawn=name == files[-1][0],
+        )
         for name, path in files
     ]
     compared = [run.compared for run in loaded if run.compared is not None]

@@ -174,7 +174,7 @@ def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
     The kind of limit explains a check where it has no reason.
     """
     check, *further_checks = checks
-    view = view_texts(check)
+    view = view_texts(vars(check))
     allowed = check.allowed or 0
     limit_text = check.limit.page_words.format(
         allowed=allowed, percent=100 * allowed, quantizer=check.quantizer
@@ -183,7 +183,7 @@ def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
     reason = check.reason or limit_text + where
     if check.accepted_on:
         reason += f"; accepted on {check.accepted_on}"
-    also = [f"{other.metric} {view_texts(other).how_far}" for other in further_checks]
+    also = [f"{other.metric} {view_texts(vars(other)).how_far}" for other in further_checks]
     step = f"h{margin_step(view.times)}" if check.limit.has_number else ""
     return (
         one_line(check.site) or "–",
@@ -200,7 +200,7 @@ def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
 
 def gate_table(run: Run) -> dict[str, object]:
     """Return the heads, widths and filters of the table, and rows of tests without a verdict."""
-    columns = {n: width for n, width in _COLUMNS.items() if _has_models(run) or n != "model"}
+    columns = {n: width for n, width in _COLUMNS.items() if n != "model" or _has_models(run)}
     parts = [part for gate in run.gates for part in _short(gate.record["layer"]).split(".")]
     columns["layer"] = max(columns["layer"], min(_MOST_REM, max(map(len, parts), default=0) * 0.75))
     total = sum(columns.values())
@@ -261,7 +261,7 @@ def _row(gate: RecordedGate, run: Run, several: bool, detailed: Collection[int])
         [_short(record[name]) for name in names],
         _short(record["site"]),
         _short(record["scope"]),
-        _short((check and check.metric) or "–"),
+        _short((check and check["metric"]) or "–"),
         (view.now if check is not None else "–", view.limit),
         # Cells that sort by a number that they do not show.
         ((view.change, f"{view.moved:.6g}", ""), (margin, f"{view.times:.6g}", _color(gate))),

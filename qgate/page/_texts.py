@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -40,13 +39,18 @@ def verdict_of(gate: RecordedGate, run: Run) -> str:
     return IMPROVED if gate.improved else PASSED
 
 
-def check_of(record: Record, index: int) -> Check:
-    """Restore a stored check, with the numbers that JSON cannot hold."""
+def _check_fields(record: Record, index: int) -> Mapping[str, Any]:
+    """Return the fields of a stored check, with the numbers that JSON cannot hold."""
     fields = dict(record["checks"][index])
     lost = record.get("reason") or {}
     for name in ("value", "bound", "against", "times"):
         if fields.get(name) is None and (word := lost.get(f"/checks/{index}/{name}")):
             fields[name] = float(word)
+    return fields
+
+
+def _check_of(record: Record, index: int) -> Check:
+    fields = _check_fields(record, index)
     base = {"site": record["site"], "layer": record["layer"], "scope": record["scope"], "order": 0}
     return Check(**{**base, **{name: value for name, value in fields.items() if name in _FIELDS}})
 
@@ -55,14 +59,14 @@ def failed_checks(record: Record) -> list[Check]:
     """Return the failed checks of a record, worst first."""
     indices = [i for i, check in enumerate(record["checks"]) if not check["passed"]]
     indices.sort(key=lambda i: severity(record["checks"][i]), reverse=True)
-    return [check_of(record, index) for index in indices]
+    return [_check_of(record, index) for index in indices]
 
 
-def binding_of(gate: RecordedGate) -> Check | None:
-    """Return the check that decided a gate or came nearest to its limit."""
+def binding_of(gate: RecordedGate) -> Mapping[str, Any] | None:
+    """Return the fields of the check that decided a gate or came nearest to its limit."""
     if gate.check is None:
         return None
-    return check_of(gate.record, gate.record["checks"].index(gate.check))
+    return _check_fields(gate.record, gate.record["checks"].index(gate.check))
 
 
 def gate_line(gate: RecordedGate) -> str:
@@ -71,8 +75,8 @@ def gate_line(gate: RecordedGate) -> str:
     check = binding_of(gate)
     if check is None:
         return f"nothing compared {where}: a gate that compared nothing does not pass"
-    if check.passed:
-        return f"{check.metric} {view_of(vars(check)).now} {where}: {nearness_text(gate)}"
+    if check["passed"]:
+        return f"{check['metric']} {view_of(check).now} {where}: {nearness_text(gate)}"
     beyond = gate.failures - 1
     more = f" (+{counted(beyond, 'more failed check')})" if beyond else ""
     site_text, figures = fault_texts(gate.record)
@@ -166,9 +170,9 @@ def first_line(why: object) -> str:
     return (str(why).strip().splitlines() or [""])[0]
 
 
-def view_texts(check: Check | None) -> CheckView:
+def view_texts(check: Mapping[str, Any] | None) -> CheckView:
     """Return the texts of a check with the signs of a page."""
-    view = view_of(None if check is None else vars(check))
+    view = view_of(check)
     return view._replace(
         now=_typeset(view.now), limit=_typeset(view.limit), against=_typeset(view.against),
         change=_typeset(view.change), far=_times_sign(view.far),
@@ -182,7 +186,7 @@ def _typeset(text: str) -> str:
 
 
 def _times_sign(text: str) -> str:
-    return re.sub(r"(?<=\d)x$", "×", text)
+    return f"{text[:-1]}×" if text.endswith("x") and text[-2:-1].isdigit() else text
 
 
 # What to type next --------------------------------------------------------------------------------

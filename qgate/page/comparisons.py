@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from qgate.charts.overviews import Overview, Overviewed
@@ -39,6 +40,9 @@ class ComparisonKey(NamedTuple):
     layer: str
     site: str
     scope: str
+
+
+_KEY_OF = itemgetter(*ComparisonKey._fields)
 
 
 class MetricValue(NamedTuple):
@@ -90,7 +94,7 @@ class ComparedRun:
     def _add(self, record: Mapping[str, Any]) -> None:
         node, attempt = str(record["node"]), record.get("attempt", 0)
         self._attempts[node] = max(attempt, self._attempts.get(node, 0))
-        key = ComparisonKey(*(str(record[name]) for name in ComparisonKey._fields))
+        key = ComparisonKey._make(map(str, _KEY_OF(record)))
         previous = self._results.get(key)
         result = _site_result(record, node, attempt)
         if previous is not None and previous.node == node and previous.attempt != attempt:

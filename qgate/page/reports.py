@@ -50,12 +50,15 @@ class LoadedRun:
         return [*set_up_lines(self.run.broken), *self.run.errors]
 
 
-def load(path: Path, name: str, *, compared: bool = False, brief: bool = False) -> LoadedRun:
+def load(
+    path: Path, name: str, *, compared: bool = False, brief: bool = False, drawn: bool = True
+) -> LoadedRun:
     """Read a results file for what all outputs need; some of them read its records again.
 
     brief   keep no gates but what failed and what came nearest to its limit
+    drawn   False for a run of whose gates no plot is shown
     """
-    header, records = read(path)
+    header, records = read(path, pictures=drawn)
     collected = comparisons.ComparedRun(name, header) if compared else None
     with without_collector():
         seen = collected.collecting(records) if collected else records

@@ -16,6 +16,7 @@ from qgate.results.schema import (
     check_header,
     check_record,
     parse,
+    without_pictures,
 )
 from qgate.storage.foreign import foreign_line, open_foreign
 
@@ -40,9 +41,10 @@ class Records:
         *,
         trusted: bool = False,
         shares_texts: bool = True,
+        pictures: bool = True,
     ) -> None:
         self.path, self._expected, self._trusted = path, expected, trusted
-        self._shares_texts = shares_texts
+        self._shares_texts, self._pictures = shares_texts, pictures
         self.torn = ""
         self.position = 0, 0
 
@@ -57,7 +59,7 @@ class Records:
                 number += 1
                 following = read_line()
                 try:
-                    record = parse(text)
+                    record = parse(text if self._pictures else without_pictures(text))
                 except ValueError as error:
                     if following:
                         raise QgateError(f"{self.path}:{number} is damaged: {error}.") from None
@@ -80,8 +82,9 @@ class Records:
 def _share_texts(record: Record, texts: dict[str, str]) -> None:
     """Let names that many records have be one object in memory."""
     for fields in (record, *record["checks"]):
-        for name in _REPEATED.intersection(fields):
-            fields[name] = texts.setdefault(fields[name], fields[name])
+        for name in _REPEATED:
+            if text := fields.get(name):
+                fields[name] = texts.setdefault(text, text)
 
 
 def _check_line(record: object, where: str) -> None:
@@ -100,12 +103,13 @@ def _check_line(record: object, where: str) -> None:
 
 
 def read(
-    path: Path | str, *, trusted: bool = False, shares_texts: bool = True
+    path: Path | str, *, trusted: bool = False, shares_texts: bool = True, pictures: bool = True
 ) -> tuple[Record, Records]:
     """Return header and records of a results file.
 
     trusted       its lines were checked as it was made
     shares_texts  texts that many records have are one object in memory
+    pictures      False leaves them out unread, which are most of a file
     """
     path = Path(path)
     try:
@@ -123,7 +127,11 @@ def read(
     except ValueError as error:
         raise QgateError(f"the header of {path} is damaged: {error}.") from None
     return checked, Records(
-        path, checked.get("records"), trusted=trusted, shares_texts=shares_texts
+        path,
+        checked.get("records"),
+        trusted=trusted,
+        shares_texts=shares_texts,
+        pictures=pictures,
     )
 
 

@@ -389,6 +389,20 @@ def parse(text: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def without_pictures(text: bytes) -> bytes:
+    """Return a line without its pictures, whose text is skipped; what is no object stays."""
+    import msgspec
+
+    if b'"pictures"' not in text:
+        return text
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    fields.pop("pictures", None)
+    return msgspec.json.encode(fields)
+
+
 def _refuse_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from qgate.metrics import METRICS
@@ -164,6 +165,8 @@ class Tally:
         if attempt < self._attempts.get(node, 0):
             return
         self._attempts[node] = attempt
+        for computed in ("_last", "_by_mode"):
+            self.__dict__.pop(computed, None)
         key = node, str(record["model"]), str(record["mode"])
         part = self._tests.get(key)
         if part is None or part.attempt < attempt:
@@ -177,7 +180,7 @@ class Tally:
 
     @property
     def counts(self) -> GateCounts:
-        parts = list(self._parts())
+        parts = self._last.values()
         return GateCounts(
             *(
                 sum(getattr(part, name) for part in parts)
@@ -191,7 +194,7 @@ class Tally:
 
     @property
     def failed_gates(self) -> int:
-        return len({node for (node, _, _), part in self._last() if part.failed})
+        return len({node for (node, _, _), part in self._last.items() if part.failed})
 
     @property
     def new_gates(self) -> int:
@@ -204,7 +207,7 @@ class Tally:
     def failures(self) -> list[ComparisonSummary]:
         """Failed comparisons, worst first, at most `MOST_FAILED` per test; `counts` has all."""
         return sorted(
-            (comparison for part in self._parts() for comparison in part.failures),
+            (comparison for part in self._last.values() for comparison in part.failures),
             key=lambda comparison: comparison.rank,
         )
 
@@ -212,7 +215,7 @@ class Tally:
     def unknown(self) -> dict[tuple[str, str], int]:
         """Number of comparisons that only lack accepted errors, by model and mode."""
         counts: dict[tuple[str, str], int] = {}
-        for key, parts in self._by_mode().items():
+        for key, parts in self._by_mode.items():
             if count := sum(part.unknown for part in parts):
                 counts[key] = count
         return counts
@@ -225,7 +228,7 @@ class Tally:
             causes_of_mode(
                 (suspect for part in parts for suspect in part.suspects), changes.get(key, ())
             )
-            for key, parts in self._by_mode().items()
+            for key, parts in self._by_mode.items()
         )
 
     @property
@@ -242,38 +245,36 @@ class Tally:
                 (change for part in parts for change in part.plan),
                 sum(part.planned for part in parts),
             )
-            for key, parts in self._by_mode().items()
+            for key, parts in self._by_mode.items()
         }
         return {key: of_mode for key, of_mode in changes.items() if of_mode}
 
     @property
     def folded(self) -> int:
         """Number of failed comparisons that `plan_changes` are about."""
-        return sum(part.folded for part in self._parts())
+        return sum(part.folded for part in self._last.values())
 
     @property
     def modes(self) -> list[ModeSummary]:
         """Every mode of every model, the worst against its limit first."""
-        summaries = [_mode(*key, parts) for key, parts in self._by_mode().items()]
+        summaries = [_mode(*key, parts) for key, parts in self._by_mode.items()]
         return sorted(
             summaries,
             key=lambda m: (m.worst is None, m.worst.rank if m.worst else (), m.model, m.mode),
         )
 
-    def _last(self) -> Iterator[tuple[tuple[str, str, str], _TestTally]]:
-        """Yield node, model and mode, and the sums, of the last attempt of every test."""
-        for key, part in self._tests.items():
-            if part.attempt == self._attempts[key[0]]:
-                yield key, part
+    @cached_property
+    def _last(self) -> Mapping[tuple[str, str, str], _TestTally]:
+        """Return the sums of the last attempt of every test by node, model and mode."""
+        attempts = self._attempts
+        return {key: part for key, part in self._tests.items() if part.attempt == attempts[key[0]]}
 
+    @cached_property
     def _by_mode(self) -> dict[tuple[str, str], list[_TestTally]]:
         by_mode: dict[tuple[str, str], list[_TestTally]] = {}
-        for (_, model, mode), part in self._last():
+        for (_, model, mode), part in self._last.items():
             by_mode.setdefault((model, mode), []).append(part)
         return by_mode
-
-    def _parts(self) -> Iterator[_TestTally]:
-        return (part for _, part in self._last())
 
 
 def _add(part: _TestTally, record: Mapping[str, Any]) -> None:
@@ -284,10 +285,19 @@ def _add(part: _TestTally, record: Mapping[str, Any]) -> None:
         part.planned += texts
         part.plan = merged([*part.plan, *plan_changes(checks)])
     is_missing = any(limit_kind_of(check["kind"]).is_new for check in checks)
-    finding = summarize_comparison(record)
+    check = binding(record)
+    is_worst = (
+        # A value that an update has just recorded has no limit yet.
+        check is not None
+        and not (record["passed"] and is_missing)
+        and (part.worst is None or rank(record) < part.worst.rank)
+    )
+    if is_worst:
+        part.worst = summarize_comparison(record)
     if record["passed"]:
         part.passed += 1
     else:
+        finding = summarize_comparison(record)
         part.failed += 1
         part.missing += is_missing
         part.unknown += is_missing and is_unknown(record)
@@ -299,10 +309,6 @@ def _add(part: _TestTally, record: Mapping[str, Any]) -> None:
                 part.suspects = sorted(part.suspects)[:MOST_SUSPECTS]
         if len(part.failures) > 2 * MOST_FAILED:
             part.failures = sorted(part.failures, key=lambda carried: carried.rank)[:MOST_FAILED]
-    # A value that an update has just recorded has no limit yet.
-    has_limit = finding.check is not None and not (record["passed"] and is_missing)
-    if has_limit and (part.worst is None or finding.rank < part.worst.rank):
-        part.worst = finding
     error, scope = record["values"].get("relative_mse"), record["scope"]
     if error is not None and math.isfinite(error):
         part.errors[scope] = max(part.errors.get(scope, 0.0), error)

@@ -107,7 +107,8 @@ def read_range(location: Location, start: int, stop: int) -> bytes:
         with open_foreign(location, "tensors", None) as file:
             file.seek(start)
             return bytes(file.read(stop - start))
-    return bytes(location.fs.cat_file(location.path, start=start, end=stop))
+    with read_errors(location, FileNotFoundError, PermissionError):
+        return bytes(location.fs.cat_file(location.path, start=start, end=stop))
 
 
 def read_foreign_text(

@@ -9,10 +9,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import glob
+import math
 import os
 import re
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -36,7 +38,14 @@ _LOCAL = ("file", "local")
 # s3fs tries five times, and botocore in each of them, for 10 s where a server answers with errors.
 _ATTEMPTS = {"AWS_MAX_ATTEMPTS": "3"}
 _SILENCE_S = 10.0
+# Requests that fail take so long in sum, and then no more are sent: a command may go on after one
+# that failed, and has thousands. A store is forgiven a second for each ten that it does not fail.
+_MOST_LOST_S, _FORGIVEN = 60.0, 0.1
+# With these a store has answered.
+_ANSWERS = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError,
+            PermissionError)  # fmt: skip
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_STORE = re.compile(rf"{_URL.pattern}[^/]*")
 
 
 def is_url(text: object) -> bool:
@@ -184,7 +193,8 @@ def file_key(location: Location) -> str:
         if isinstance(location, Path):
             stat = location.stat()
             return f"{location} {stat.st_size} {stat.st_mtime_ns}"
-        return f"{location} {location.fs.ukey(location.path)}"
+        with _requesting(location):
+            return f"{location} {location.fs.ukey(location.path)}"
     except Exception:
         return f"{location} missing"
 
@@ -194,7 +204,9 @@ def matching_names(pattern: str) -> list[str]:
     location = location_of(pattern)
     if isinstance(location, Path):
         return sorted(glob.glob(str(location), recursive=True))  # noqa: PTH207
-    return sorted(location.fs.unstrip_protocol(name) for name in location.fs.glob(location.path))
+    with read_errors(location):
+        names = location.fs.glob(location.path)
+    return sorted(location.fs.unstrip_protocol(name) for name in names)
 
 
 def call_at_exit(location: Location, method: Callable[[], None]) -> None:
@@ -230,7 +242,7 @@ def store_and_path(location: UPath) -> tuple[Any, str]:
 def read_errors(location: Location | str, *passed: type[Exception]) -> Iterator[None]:
     """Turn errors of reading a store into a QgateError; `passed` types go through."""
     try:
-        with _no_long_silence(location):
+        with _requesting(location):
             yield
     except Exception as error:
         if isinstance(error, (QgateError, *passed)):
@@ -239,29 +251,77 @@ def read_errors(location: Location | str, *passed: type[Exception]) -> Iterator[
 
 
 @contextlib.contextmanager
-def write_errors(location: Location | None = None) -> Iterator[None]:
+def write_errors(location: Location) -> Iterator[None]:
     """Turn errors of changing a store into an OSError that names the location."""
     try:
-        with _no_long_silence(location or "the store"):
+        with _requesting(location):
             yield
     except QgateError:
         raise
     except Exception as error:
         default_errno = 17 if isinstance(error, FileExistsError) else 5
         errno = error.errno if isinstance(error, OSError) else None
-        filename = None if location is None else str(location)
-        raise OSError(errno or default_errno, _line(error), filename) from error
+        raise OSError(errno or default_errno, _line(error), str(location)) from error
+
+
+class _Store:
+    """One store: for how long requests to it have failed, over all threads; says it once."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lost_s, self._until = 0.0, -math.inf
+        self._lock, self._is_told = threading.Lock(), False
+
+    def lost_s(self, now: float) -> float:
+        forgiven = _FORGIVEN * max(0.0, now - self._until)
+        return max(0.0, self._lost_s - forgiven)
+
+    def failed(self, begin: float, end: float) -> None:
+        """Count the time of a request that failed, but for what another one has counted."""
+        with self._lock:
+            start = max(begin, self._until)
+            self._lost_s = self.lost_s(start) + max(0.0, end - start)
+            self._until = max(end, self._until)
+        if self._lost_s >= _SILENCE_S:
+            self.tell(
+                f"requests to {self._name!r} have failed for {self._lost_s:.0f} s; after "
+                f"{_MOST_LOST_S:g} s no more are sent"
+            )
+
+    def tell(self, text: str) -> None:
+        if not self._is_told:
+            self._is_told = True
+            print_line(text, file=sys.stderr)
+
+
+_stores: dict[str, _Store] = {}
 
 
 @contextlib.contextmanager
-def _no_long_silence(location: Location | str) -> Iterator[None]:
-    """Say on the way that a store has not answered for long."""
-    text = f"{str(location)!r} has not answered for {_SILENCE_S:g} s; still waiting"
-    timer = threading.Timer(_SILENCE_S, print_line, (text,), {"file": sys.stderr})
+def _requesting(location: Location | str) -> Iterator[None]:
+    """Say on the way that a store has not answered for long, and give up one that fails for long.
+
+    The bound is one for all requests of a process to a store.
+    """
+    match = _STORE.match(str(location))
+    name = match[0] if match else str(location)
+    store = _stores.setdefault(name, _Store(name)) if match else _Store(name)
+    begin = time.monotonic()
+    if store.lost_s(begin) >= _MOST_LOST_S:
+        raise TimeoutError(
+            f"requests to {name!r} have failed for {_MOST_LOST_S:g} s, and no more are sent for now"
+        )
+    words = f"{str(location)!r} has not answered for {_SILENCE_S:g} s; still waiting"
+    timer = threading.Timer(_SILENCE_S, store.tell, (words,))
     timer.daemon = True
     timer.start()
     try:
         yield
+    except (QgateError, *_ANSWERS):
+        raise
+    except Exception:
+        store.failed(begin, time.monotonic())
+        raise
     finally:
         timer.cancel()
 

@@ -154,7 +154,7 @@ class ObjectFolder:
                 file.write(part)
 
     def remove(self, *names: str) -> None:
-        with locations.write_errors():
+        with locations.write_errors(self.location):
             for name in names:
                 with contextlib.suppress(FileNotFoundError, KeyError):
                     self._store.rm_file(f"{self._root}/{name}")

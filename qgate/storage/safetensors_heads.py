@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from qgate.errors import QgateError
 from qgate.records import Meta
@@ -27,11 +27,33 @@ class TensorHead(TypedDict):
     data_offsets: Annotated[list[Length], Meta(min_length=2, max_length=2)]
 
 
+class HeadEntries(Mapping[str, TensorHead]):
+    """Entries of a head, which are read when they are asked for: a head may have 200,000."""
+
+    def __init__(self, texts: Mapping[str, Any]) -> None:
+        self._texts = texts
+
+    def __getitem__(self, name: str) -> TensorHead:
+        import msgspec
+
+        try:
+            entry: TensorHead = msgspec.json.decode(self._texts[name])
+        except msgspec.DecodeError as error:
+            raise NoHeadError(str(error)) from None
+        return entry
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
 @dataclass(frozen=True)
 class Head:
     """Entries by name, with offsets from `start`, the byte at which the data begins."""
 
-    entries: dict[str, TensorHead]
+    entries: HeadEntries
     metadata: dict[str, str]
     start: int
 
@@ -41,6 +63,8 @@ def read_head(read: Callable[[int, int], bytes], first: int) -> Head:
 
     A head that lists too many tensors is a QgateError, which does not name the file.
     """
+    import msgspec
+
     data = read(0, first)
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= length <= _LONGEST:
@@ -48,13 +72,16 @@ def read_head(read: Callable[[int, int], bytes], first: int) -> Head:
     start = 8 + length
     if len(data) < start:
         data += read(len(data), start)
-    count = data.count(b'"data_offsets"', 8, start)
+    data = data[8:start]
+    count = data.count(b'"data_offsets"')
     if count > MOST_NAMES:
         raise QgateError(f"it lists {count} tensors, and {MOST_NAMES} are read; save fewer in it.")
-    entries = json.loads(data[8:start])
-    if not isinstance(entries, dict):
-        raise NoHeadError("it has no head")
-    return Head(entries, entries.pop("__metadata__", {}), start)
+    try:
+        texts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        metadata = msgspec.json.decode(texts.pop("__metadata__", b"{}"))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise NoHeadError("it has no head") from None
+    return Head(HeadEntries(texts), metadata, start)
 
 
 def write_head(entries: Mapping[str, object]) -> bytes:

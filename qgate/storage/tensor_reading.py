@@ -6,7 +6,7 @@ Torch files of a store are read whole. Nothing is unpickled.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -78,7 +78,7 @@ def safetensors_head(location: Location) -> Head:
         raise QgateError(f"{str(location)!r} is damaged or no .safetensors file.") from None
 
 
-def safetensors_entries(location: Location) -> dict[str, TensorHead]:
+def safetensors_entries(location: Location) -> Mapping[str, TensorHead]:
     """Read the head's entry of each tensor, in reading order."""
     entries = safetensors_head(location).entries
     if not isinstance(location, Path):

@@ -347,6 +347,8 @@ SCENARIOS = {
                  growing={"figures/own-written.json": any_json}),
         Scenario("checkpoint", _checked, _CHECKPOINT, status=1),
         Scenario("engines", _scored, _ENGINES),
+        Scenario("vectors", qgate("vectors", "int8", "--output", "v.npz"),
+                 qgate("vectors", "fp8_e4m3", "--output", "v.npz")),
     )
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -115,7 +116,9 @@ def test_a_function_describes_what_a_file_of_data_does(parent: str, tmp_path: Pa
         ("def layout(): raise KeyError('scale')", "cannot be run: KeyError: 'scale'"),
         ("raise SystemExit(0)", "cannot be run: SystemExit: 0"),
         ("def layout(:", "cannot be run: SyntaxError"),
-        (None, "cannot be run: FileNotFoundError"),
+        (None, "is no file: give one"),
+        ("/dev/zero", "is no file: give one"),
+        ("a pipe", "is no file: give one"),
     ],
 )
 def test_a_function_that_gives_no_layout_is_one_clear_error(
@@ -123,12 +126,16 @@ def test_a_function_that_gives_no_layout_is_one_clear_error(
 ) -> None:
     child, _ = export(tmp_path, "unpacked with zero points")
     file = tmp_path / "layout.py"
-    if text is not None:
+    if text == "/dev/zero":
+        file.symlink_to(text)
+    elif text == "a pipe":
+        os.mkfifo(file)
+    elif text is not None:
         file.write_text(text, encoding="utf-8")
     with pytest.raises(QgateError, match=words) as error:
         compare(str(child), parent, layout_file=str(file))
     assert str(file) in str(error.value)
-    with pytest.raises(QgateError, match="cannot be run: FileNotFoundError"):
+    with pytest.raises(QgateError, match="is no file: give one"):
         compare(str(child), parent, layout_file="memory://folder/layout.py")
 
 

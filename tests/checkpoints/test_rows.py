@@ -23,6 +23,7 @@ from tests.checkpoints.work import check_spans
 
 HEIGHT, WIDTH = 72, 128
 Stored = dict[str, Tensor]
+torch.manual_seed(0)
 
 
 def _bytes(*shape: int, most: int = 255) -> Tensor:

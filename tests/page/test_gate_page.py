@@ -260,7 +260,7 @@ def made_check(**changes: Any) -> Check:
 def test_a_change_from_zero_is_one_only_where_there_is_one(
     changes: dict[str, Any], text: str, key: float
 ) -> None:
-    view = view_texts(made_check(**changes))
+    view = view_texts(vars(made_check(**changes)))
     assert (view.change, view.moved) == (text, key)
 
 
@@ -272,7 +272,7 @@ def test_a_change_from_zero_is_one_only_where_there_is_one(
 def test_what_is_just_over_its_limit_is_said_to_be(times: float, figure: str) -> None:
     check = made_check(kind="budget", times=times)
     assert view_of(vars(check)).distance == f"{figure}x its limit (budget)"
-    assert view_texts(check).far == f"{figure}×"
+    assert view_texts(vars(check)).far == f"{figure}×"
 
 
 # Names --------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from qgate import __version__
 from qgate.errors import QgateError
 from qgate.results import Writer, new_header, read
-from qgate.results.schema import HEADER_KEYS, REQUIRED, line, parse
+from qgate.results.schema import HEADER_KEYS, REQUIRED, line, parse, without_pictures
 from tests.baselines.faults import in_child
 from tests.results.making import HEADER, header, record, write
 
@@ -147,6 +147,35 @@ def test_damage_before_the_end_is_an_error(tmp_path: Path, damage: bytes) -> Non
     _, records = read(tmp_path / "r.jsonl")
     with pytest.raises(QgateError, match=r"r\.jsonl:3 is damaged"):
         list(records)
+
+
+PICTURES = b"""[{"kind": "x", "text": "}, \\"pictures\\": ]", "n": [1.5e-7, {}]}]"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        (b'{"a": 1, "pictures": ' + PICTURES + b', "b": "\\u00e9"}', {"a": 1, "b": "é"}),
+        (b'{"pictures": ' + PICTURES + b"}", {}),
+        (b'{"a": {"pictures": 1}}', {"a": {"pictures": 1}}),
+        (b'{"a": "pictures"}', {"a": "pictures"}),
+        (b'{"pictures": 1, "pictures": 2, "a": 12345678901234567890123}',
+         {"a": 12345678901234567890123}),
+    ],
+)  # fmt: skip
+def test_pictures_are_left_out_of_a_line_and_nothing_else(
+    text: bytes, rest: dict[str, Any]
+) -> None:
+    assert parse(without_pictures(text)) == rest
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[1]", b'"pictures"', b'{"pictures": NaN}', b'{"pictures": [}', b'{"pictures": 1', b"\xff",
+     b'{"pictures": ' + 100_000 * b"[" + b"}"],
+)  # fmt: skip
+def test_a_line_that_is_not_whole_is_no_other_without_pictures(text: bytes) -> None:
+    assert without_pictures(text) == text
 
 
 @pytest.mark.parametrize("other", ["[]", "3", '{"site": "a"}'])

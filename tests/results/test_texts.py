@@ -150,6 +150,15 @@ def test_a_tally_counts_what_it_lets_by() -> None:
     assert (mode.gates, mode.failed, mode.worst.site) == (9, 7, "count")
 
 
+def test_a_tally_that_was_asked_goes_on_counting() -> None:
+    tally = Tally(record("a", 1.0) for _ in range(2))
+    assert (tally.counts.failed, tally.failed_gates, len(tally.modes)) == (2, 1, 1)
+    tally.add(record("b", 1.0, mode="other", node="n2"))
+    assert (tally.counts.failed, tally.failed_gates, len(tally.modes)) == (3, 2, 2)
+    tally.add(record("a", attempt=1))
+    assert (tally.counts.failed, tally.failed_gates) == (1, 1)
+
+
 def test_a_tally_keeps_the_worst_of_very_many_failures_of_one_test() -> None:
     tally = Tally(record(f"s{n}", 1.0 + n, node="one") for n in range(500))
     assert tally.counts.failed == 500

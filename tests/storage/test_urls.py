@@ -2,10 +2,12 @@
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
 
+from qgate.cli import main
 from qgate.errors import QgateError
 from qgate.storage import locations
 from qgate.storage.locations import check_writable, file_key, is_url, local_path, location_of
@@ -86,10 +88,117 @@ def test_what_changed_has_another_identity(tmp_path):
         assert file_key(place) != before
 
 
+class Clock:
+    """A clock that requests move on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.lines = 0.0, list[str]()
+        monkeypatch.setattr(locations, "_stores", {})
+        monkeypatch.setattr(locations, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(locations, "print_line", lambda text, **_: self.lines.append(text))
+
+    def request(self, url: str, seconds: float, error: Exception | None = None) -> str:
+        """Make a request that takes so long and ends so; return what is said of it."""
+        try:
+            with locations.read_errors(url):
+                self.now += seconds
+                if error is not None:
+                    raise error
+        except QgateError as refused:
+            return str(refused)
+        return ""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+BROKEN = OSError("the server answers 500")
+
+
+def test_a_store_that_fails_again_and_again_is_given_up(clock: Clock) -> None:
+    said = [clock.request(f"s3://bucket/{number}", 7.0, BROKEN) for number in range(1000)]
+    assert clock.now == 63
+    assert said[8] == "'s3://bucket/8' cannot be reached: the server answers 500."
+    assert said[-1] == (
+        "'s3://bucket/999' cannot be reached: requests to 's3://bucket' have failed for 60 s, and "
+        "no more are sent for now."
+    )
+    assert clock.lines == [
+        "requests to 's3://bucket' have failed for 14 s; after 60 s no more are sent"
+    ]
+    with (
+        pytest.raises(OSError, match="no more are sent"),
+        locations.write_errors(location_of("s3://bucket/x")),
+    ):
+        pytest.fail("a request was sent")
+
+
+def test_a_store_that_was_given_up_is_asked_again_later(clock: Clock) -> None:
+    for _ in range(6):
+        clock.request("s3://bucket/x", 10.0, BROKEN)
+    assert "no more are sent" in clock.request("s3://bucket/x", 0.0)
+    clock.now += 11
+    assert clock.request("s3://bucket/x", 0.0) == ""
+
+
+def test_a_store_that_fails_now_and_then_is_not_given_up(clock: Clock) -> None:
+    for _ in range(1000):
+        assert "500" in clock.request("s3://bucket/x", 10.0, BROKEN)
+        assert clock.request("s3://bucket/x", 120.0) == ""
+
+
+@pytest.mark.parametrize("error", [None, FileNotFoundError(2, "gone"), PermissionError(13, "no")])
+def test_answers_are_no_failures_however_long_they_take(
+    clock: Clock, error: Exception | None
+) -> None:
+    for _ in range(100):
+        assert "no more are sent" not in clock.request("s3://bucket/x", 50.0, error)
+
+
+def test_other_stores_and_paths_go_on(clock: Clock) -> None:
+    for _ in range(100):
+        clock.request("s3://bucket/x", 10.0, BROKEN)
+        assert "500" in clock.request("nowhere/x", 10.0, BROKEN)
+    assert clock.request("s3://bucket2/x", 1.0) == ""
+    assert "500" in clock.request("gs://bucket/x", 1.0, BROKEN)
+
+
+def test_requests_that_fail_at_once_count_as_one() -> None:
+    store = locations._Store("s3://bucket")
+    for number in range(16):
+        store.failed(number / 100, 10 + number / 100)
+    assert store.lost_s(11) == pytest.approx(10.15, abs=0.1)
+
+
+def test_a_command_over_a_store_that_fails_ends(
+    clock: Clock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each of 300 files would take nine seconds."""
+    memory = fsspec.filesystem("memory")
+    for number in range(300):
+        memory.pipe_file(f"/bucket/{number}.pt", b"1234")
+
+    def failing(*_: object, **_options: object) -> None:
+        clock.now += 9
+        raise BROKEN
+
+    monkeypatch.setattr(type(memory), "_open", failing)
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "memory://bucket/*.pt", "--elem-format", "e4m3"]) == 1
+    assert "no more are sent" in capsys.readouterr().out
+    assert clock.now <= 72
+
+
 def test_a_store_that_does_not_answer_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(locations, "_SILENCE_S", 0.0)
+    monkeypatch.setattr(locations, "_stores", {})
     said = threading.Event()
     monkeypatch.setattr(locations, "print_line", lambda text, **_: (print(text), said.set()))
     with locations.read_errors("s3://bucket/x"):
