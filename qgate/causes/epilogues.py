@@ -68,8 +68,8 @@ def softly_capped(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     values = expected.values
     if actual.numel() < FEWEST or not bool(wrong.any()) or not bool(values.isfinite().all()):
         return ""
-    place = values.abs().argmax()
-    size, capped = (abs(float(side.reshape(-1)[place])) for side in (values, actual))
+    largest = values.abs().argmax()
+    size, capped = (abs(float(side.reshape(-1)[largest])) for side in (values, actual))
     if not 0 < capped < size:
         return ""
     low, high = capped, capped * 2.0**10

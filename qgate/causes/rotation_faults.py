@@ -55,8 +55,8 @@ def _rotations() -> Iterator[tuple[str, Rotation]]:
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    left, right = x.chunk(2, -1)
-    return x * cos + torch.cat([-right, left], -1) * sin
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
 
 
 def _neighbors(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -150,11 +150,11 @@ def _more(count: int, where: str) -> str:
 
 def _verdicts(record: CheckpointRecord, outliers: Sequence[OutlierWeight]) -> dict[str, str]:
     """Return the verdict of each weight by its name."""
-    kept = {True: "as declared", False: "not quantized"}
-    verdicts = {weight.name: kept[weight.outcome == "quantized"] for weight in record.weights}
+    words = {True: "as declared", False: "not quantized"}
+    verdicts = {weight.name: words[weight.outcome == "quantized"] for weight in record.weights}
     verdicts |= {outlier.weight.name: "stands out" for outlier in outliers}
-    found = {finding.subject for finding in record.findings}
-    return verdicts | {name: "finding" for name in verdicts if name in found}
+    subjects = {finding.subject for finding in record.findings}
+    return verdicts | {name: "finding" for name in verdicts if name in subjects}
 
 
 def _head_view(record: CheckpointRecord, counts: Mapping[str, int]) -> HeadView:

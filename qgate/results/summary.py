@@ -199,7 +199,7 @@ class Tally:
     @property
     def new_gates(self) -> int:
         """Number of failed gates that only lack accepted errors."""
-        failed = [(node, part) for (node, _, _), part in self._last() if part.failed]
+        failed = [(node, part) for (node, _, _), part in self._last.items() if part.failed]
         wrong = {node for node, part in failed if part.failed > part.unknown}
         return len({node for node, _ in failed} - wrong)
 

@@ -249,7 +249,7 @@ class Segments:
         real = real_tokens(sample)
         sites = [site for site in self.view.sites if site.name in passed.actual]
         latest: dict[str, Tensor] = {}
-        is_massive, others = name == PROBES[5], set[str]()
+        is_massive, other_sites = name == PROBES[5], set[str]()
 
         def take(site: Site, tensor: Tensor) -> Tensor | None:
             index = calls[site.name] = calls.get(site.name, -1) + 1
@@ -257,10 +257,10 @@ class Segments:
             if index >= len(actual) or actual[index].numel() != tensor.numel():
                 # What the run does in another number of calls, or other shapes, is its own.
                 self._reject(site, "the run passes it in other calls or shapes")
-                others.add(site.name)
+                other_sites.add(site.name)
                 return None
             # Massive values of other calls are others, and so is all that follows from them.
-            if site.name not in self.view.silent and not (is_massive and others):
+            if site.name not in self.view.silent and not (is_massive and other_sites):
                 inputs = latest.get(site.module) if site.port == "output" else None
                 sides = actual[index], tensor, inputs
                 self.compare(site, sides, name, real)
@@ -276,7 +276,7 @@ class Segments:
             expected = self.base.outputs(sample)
         for output, tensor in outputs.items():
             is_alike = output in expected and expected[output].shape == tensor.shape
-            if is_alike and not (is_massive and others):
+            if is_alike and not (is_massive and other_sites):
                 axis = self.base.channel_axis(output)
                 site = Site("", "output", "other", channels=axis)
                 self.compare(site, (tensor, expected[output], None), name, real, output)

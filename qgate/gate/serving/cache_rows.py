@@ -80,13 +80,13 @@ def _stored_row(
     reference = {"queries": served.turned, "keys": served.exact_keys}.get(side, served.values)
     tokens = tokens_of(right if actual.shape != right.shape else actual), tokens_of(reference)
     ideal = relative_mse(right, reference)
-    site, held = cache_site(at, side), _held(side, traces)
-    return stored_row(site, order, sites, tokens, choice.words(), ideal, held)
+    site, ways = cache_site(at, side), _held(side, traces)
+    return stored_row(site, order, sites, tokens, choice.words(), ideal, ways)
 
 
 def _held(side: str, traces: Sequence[ExpectedTrace]) -> HeldWays:
     """Hold what was cast and what was read, in every way to serve."""
-    held = HeldWays()
+    ways = HeldWays()
     for expected in traces:
         right = expected.read(side)
         words = source_words if expected.source_fault(side) else read_words
@@ -94,8 +94,8 @@ def _held(side: str, traces: Sequence[ExpectedTrace]) -> HeldWays:
             wrong = right.size
         else:
             wrong = int(expected.wrong_reads(side).sum())
-        held.add(expected.trace.way, right.size, wrong, partial(words, expected, side))
-    return held
+        ways.add(expected.trace.way, right.size, wrong, partial(words, expected, side))
+    return ways
 
 
 def _context_row(expected: ExpectedTrace, read: str, order: int, sites: ModelSites) -> Measured:
@@ -203,20 +203,20 @@ def _worst(
 
 def _held_weights(traces: Sequence[ExpectedTrace]) -> Conformance:
     """Hold the cast of the weights bit for bit."""
-    held = HeldWays()
+    ways = HeldWays()
     for expected in traces:
         actual = expected._seen(array(expected.trace.squares["cast weights"]))
         wrong = int((actual != expected.cast_weights).sum())
-        held.add(expected.trace.way, actual.size, wrong, partial(weight_words, expected, actual))
-    return held.conformance()
+        ways.add(expected.trace.way, actual.size, wrong, partial(weight_words, expected, actual))
+    return ways.conformance()
 
 
 def _held_output(traces: Sequence[ExpectedTrace]) -> Conformance:
     """Hold the cast of the output bit for bit."""
-    held = HeldWays()
+    ways = HeldWays()
     for expected in traces:
         assert expected.trace.context is not None
         right = expected.of.stored("output", array(expected.trace.sources["output"]))
         wrong = array(expected.trace.context) != expected.gated(right).astype(np.float32)
-        held.add(expected.trace.way, wrong.size, int(wrong.sum()), lambda: _OUTPUT)
-    return held.conformance()
+        ways.add(expected.trace.way, wrong.size, int(wrong.sum()), lambda: _OUTPUT)
+    return ways.conformance()

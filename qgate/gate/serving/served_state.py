@@ -86,13 +86,13 @@ def stored_row(
     tokens: tuple[Tensor, Tensor],
     quantizer: str,
     ideal: float,
-    held: HeldWays,
+    ways_held: HeldWays,
 ) -> Measured:
     """Return the error of what is stored, (batch, tokens, channels) with its reference."""
     row = sites.local(
         site, order, [tokens], beyond=massive_from(tokens[1:]), ideal=ideal, quantizer=quantizer
     )
-    return replace(row, conformance=(held.conformance(),))
+    return replace(row, conformance=(ways_held.conformance(),))
 
 
 def following_row(

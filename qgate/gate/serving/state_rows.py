@@ -56,8 +56,8 @@ class ServedMixers(StateRunTraces):
             served, order = expected[0], sites.place(f"{module}:{port}") or after
             tokens = _tokens_of(served.actual), _tokens_of(served.source)
             ideal = relative_mse(served.stored, served.source)
-            held = _held(expected)
-            rows.append(stored_row(site, order, sites, tokens, choice.words(), ideal, held))
+            ways = _held(expected)
+            rows.append(stored_row(site, order, sites, tokens, choice.words(), ideal, ways))
             rows += [_read_row(e, module, after, sites) for e in expected]
         return rows
 
@@ -70,13 +70,13 @@ def _tokens_of(states: Floats) -> torch.Tensor:
 
 def _held(traces: Sequence[ExpectedState]) -> HeldWays:
     """Hold what was stored after every token, in every way to serve."""
-    held = HeldWays()
+    ways = HeldWays()
     for expected in traces:
         fault = _source_fault(expected)
         wrong = expected.actual.size if fault else int(expected.wrong.sum())
         words = partial(_source_fault if fault else stored_words, expected)
-        held.add(expected.trace.way, expected.actual.size, wrong, words)
-    return held
+        ways.add(expected.trace.way, expected.actual.size, wrong, words)
+    return ways
 
 
 def _source_fault(expected: ExpectedState) -> str:
