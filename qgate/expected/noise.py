@@ -326,6 +326,17 @@ def moved(value: Any, unit: float, generator: torch.Generator) -> Any:
     return ups.double().mul_(up - down).add_(down).mul_(value)
 
 
+def mover(step: float) -> Callable[[Tensor], Tensor]:
+    """Return what moves each number by a relative step at random, the same at each call of this."""
+    generator = torch.Generator().manual_seed(0)
+
+    def near(tensor: Tensor) -> Tensor:
+        result: Tensor = moved(tensor, step, generator).to(tensor.dtype)
+        return result
+
+    return near
+
+
 def smoothed(squares: Tensor) -> Tensor:
     """Return mean squares that no single lucky draw makes small.
 

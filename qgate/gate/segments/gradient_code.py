@@ -25,7 +25,7 @@ from qgate.capture.running import loss_of
 from qgate.devices import exact_math
 from qgate.expected.dispatching import MovedOperators
 from qgate.expected.intermediates import HALVES
-from qgate.expected.noise import moved
+from qgate.expected.noise import mover
 from qgate.formats.quantizer import Quantizer, inside_range
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.site_errors import check_alike
@@ -96,11 +96,7 @@ def gradient_noise(base: Model, sample: Any, name: str, is_half: bool) -> dict[s
     run = take_gradients(segments, sample)
     if not run.outputs:
         return {}
-    generator = torch.Generator().manual_seed(0)
-
-    def near(tensor: Tensor) -> Tensor:
-        near: Tensor = moved(tensor, _STEP, generator).to(tensor.dtype)
-        return near
+    near = mover(_STEP)
 
     def near_all(by_site: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         return {
@@ -184,6 +180,36 @@ def twin_faults(
             words = _pattern(errors, min(limit, error / 2), site in twin.parameters)
             yield site, f"{OF_TWIN.format(dtype)}: {words}"
     yield from ((site, words) for site, words in known.items() if site not in twin.errors)
+
+
+def _beside_twin(
+    beside: Segments,
+    dtype: str,
+    passes: Sequence[tuple[Any, str, GradientPass]],
+    gradients: SegmentGradients,
+    faults: Mapping[str, str],
+    right: Callable[[], SegmentGradients | None],
+) -> dict[str, str]:
+    """Return the faults that are left beside the reference's own code in the dtype of the run.
+
+    beside  the model under test, and in the place of the reference its code in that dtype
+    """
+    twin = gradients_of(beside, passes)
+    if twin.is_other_code:  # which may round otherwise on the way back, too
+        return dict(faults)
+
+    @functools.cache
+    def of_twin() -> SegmentGradients:
+        alone = replace(beside, model=beside.base, errors={})
+        runs = [(sample, name, take_gradients(alone, sample)) for sample, name, _run in passes]
+        return gradients_of(alone, runs)
+
+    def compared(site: str, compare: Comparison) -> bool:
+        right_gradients, errors = right(), gradients.errors.get(site)
+        of_right = None if right_gradients is None else right_gradients.errors.get(site)
+        return errors is not None and of_right is not None and compare(errors, of_right)
+
+    return dict(twin_faults(twin, faults, of_twin, compared, dtype))
 
 
 def _is_farther(errors: SiteError, of_right: SiteError) -> bool:
@@ -287,7 +313,8 @@ class GradientCode:
         key = (base.basis, is_half)
         if key not in self._noise:
             self._noise[key] = gradient_noise(base, sample, name, is_half)
-        runs = [(self.model.inputs[0], "sample 0"), (sample, name)][: 1 + (sample is probe)]
+        passes = [first, *([(sample, name, run)] if sample is probe else [])]
+        runs = [(taken, title) for taken, title, _run in passes]
 
         @functools.cache
         def of_right_code() -> SegmentGradients | None:
@@ -296,37 +323,30 @@ class GradientCode:
         faults = dict(
             [fault] if fault else gradient_faults(gradients, self._noise[key], of_right_code)
         )
-        dtype = quantized.mode.dtype
-        if dtype is not None and not quantized.mode.own and base.device.type == "cpu" and not fault:
-            passes = [first, *([(sample, name, run)] if sample is probe else [])]
-            twin_model = apply(quantized.mode, base).model
-            beside = Segments(quantized.model, twin_model, replace(view, weights={}))
-            twin = gradients_of(beside, passes)
-
-            @functools.cache
-            def of_twin() -> SegmentGradients:
-                alone = replace(beside, model=twin_model, errors={})
-                return gradients_of(
-                    alone, [(*pair, take_gradients(alone, pair[0])) for pair in runs]
-                )
-
-            def compared(site: str, compare: Comparison) -> bool:
-                right, errors = of_right_code(), gradients.errors.get(site)
-                of_right = None if right is None else right.errors.get(site)
-                return errors is not None and of_right is not None and compare(errors, of_right)
-
-            if not twin.is_other_code:  # which may round otherwise on the way back, too
-                faults = dict(twin_faults(twin, faults, of_twin, compared, dtype))
+        mode = quantized.mode
+        if mode.dtype is not None and not mode.own and base.device.type == "cpu" and not fault:
+            beside = Segments(quantized.model, apply(mode, base).model, replace(view, weights={}))
+            faults = _beside_twin(beside, mode.dtype, passes, gradients, faults, of_right_code)
         if recomputed and not faults:
             faults[recomputed[0]] = recomputed[1]
+        return self._with_faults(rows, gradients.values, faults, fault is not None)
+
+    def _with_faults(
+        self,
+        rows: Sequence[Measured],
+        values_at: Mapping[str, int],
+        faults: Mapping[str, str],
+        of_training: bool,
+    ) -> list[Measured]:
+        """Return rows with the numbers of gradients, and the words of those that are wrong."""
         figures: dict[str, list[Conformance]] = defaultdict(list)
         counts: dict[str, int] = defaultdict(int)
-        for site, values in gradients.values.items():
+        for site, values in values_at.items():
             row = self._row_of(site, rows)
             if site in faults:
                 words = faults[site]
                 if site != row:
-                    words = f"{'' if fault else 'the gradient at '}{site} {words}"
+                    words = f"{'' if of_training else 'the gradient at '}{site} {words}"
                 figures[row].append(Conformance(METRIC, values, values, words))
             else:
                 counts[row] += values

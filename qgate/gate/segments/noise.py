@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from qgate.expected.dispatching import MovedOperators
-from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, moved
+from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, mover
 from qgate.gate.segments.probes import PROBES, massive_probe, probes
 from qgate.gate.segments.segments import Segments, SiteError
 from qgate.gate.segments.views import Passed, TakenTensors, plain_view
@@ -50,12 +49,7 @@ def sensitivities(
             raise
         return {}  # A graph has no sample of one row.
     passed = view.read(recorder.tensors)
-    generator = torch.Generator().manual_seed(0)
-
-    def near(tensor: Tensor) -> Tensor:
-        near: Tensor = moved(tensor, _STEP, generator).to(tensor.dtype)
-        return near
-
+    near = mover(_STEP)
     values = {site: [*map(near, tensors)] for site, tensors in passed.forwarded.items()}
     with MovedOperators(near) if inside else nullcontext():
         segments.replay(short, Passed(passed.actual, values), name, outputs)
