@@ -51,7 +51,10 @@ MOST_SITES, MOST_OF_GATE, MOST_TRIES = 8, 2, 4
 """Sites of a mode that are diagnosed, of a gate, and of a gate as long as none has words."""
 MOST_SEARCHES = 16
 """Sites of a run at which all faults of code are tried, which takes seconds each."""
-_IS_SURE = "torch's own|in number .* of a batch|in a text longer than the samples: the result"
+_IS_SURE = (
+    r"torch's own|in number .* of a batch|in a text longer than the samples: the result|"
+    r"its \S+ is \S+\.\w+ \("
+)
 """Words of a fault in 16 bits that are sure: no other batch, and no other code, has it."""
 _MOST_ENERGY = 1e3
 """Times the square of a factor's distance from 1 that the error of a row may be."""

@@ -201,10 +201,23 @@ def _quantizers(quantized: Quantized, base: Model) -> dict[str, Quantizer]:
     return {s.name: cast for s in base.sites() if s.port == "weight" and is_stored(s)}
 
 
-def other_weights(reference: nn.Module, own: nn.Module, skipped: Collection[str] = ()) -> str:
-    """Name the first parameter of a run that is another one, and its rows; empty if none is."""
-    faults = weight_faults(reference, own, skipped)
-    return next((words.format(f"its {name}") for name, words, _, _ in faults), "")
+def other_weights(
+    reference: nn.Module,
+    own: nn.Module,
+    skipped: Collection[str] = (),
+    network: nn.Module | None = None,
+) -> str:
+    """Name the first parameter of a run that is another one, and its rows; empty if none is.
+
+    network  the whole reference: one of its other parameters may be there instead
+    """
+    for name, words, _, _ in weight_faults(reference, own, skipped):
+        mine = attrgetter(name)(own).detach()
+        for other, values in network.named_parameters() if network is not None else ():
+            if values.shape == mine.shape and torch.equal(mine, values.to(mine.device, mine.dtype)):
+                return f"its {name} is {other}"
+        return words.format(f"its {name}")
+    return ""
 
 
 def weight_faults(

@@ -179,10 +179,11 @@ class CodeBefore:
         return words if not plain or is_open else plain
 
     def _other_source(self, result: Tensor) -> str:
-        """Name a tensor of the block that is read in the place of another, or two that are."""
-        values = self.call.arguments
-        sources = dict(zip(self.call.names[: self.sources], values, strict=False))
-        names, eps = [*sources], torch.finfo(result.dtype).eps
+        """Name a tensor or parameter that is read in the place of another, or two that are."""
+        values, names = self.call.arguments, self.call.names
+        sources = dict(zip(names[: self.sources], values, strict=False))
+        parameters = dict(zip(names[self.sources :], values[self.sources :], strict=True))
+        eps = torch.finfo(result.dtype).eps
 
         def explains(changed: Mapping[int, Tensor]) -> bool:
             changed_values = [changed.get(position, value) for position, value in enumerate(values)]
@@ -192,7 +193,8 @@ class CodeBefore:
         if explains({}):
             return ""
         for position, name in enumerate(names):
-            for other, tensor in {**sources, **self.elsewhere}.items():
+            near = {**sources, **self.elsewhere} if position < self.sources else parameters
+            for other, tensor in near.items():
                 if other == name or tensor.shape != values[position].shape:
                     continue
                 if explains({position: tensor.float()}):

@@ -169,7 +169,7 @@ def _stored_fault(segments: Segments, module: str) -> str:
         pair = base.get_submodule(block), run.get_submodule(block)
     except AttributeError:  # of a module that the run has fused
         return ""
-    return holding.other_weights(*pair, inside) if block else ""
+    return holding.other_weights(*pair, inside, base) if block else ""
 
 
 def weight_of(segments: Segments, site: str) -> Tensor | None:

@@ -114,6 +114,11 @@ def coarse_norm(of: Any, x: Tensor) -> Tensor:
     return (of.weight * (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6))).to(x.dtype)  # type: ignore[no-any-return]
 
 
+def exchanged_norms(network: nn.Module) -> None:
+    attention: Any = network.get_submodule(AT)
+    attention.q_norm, attention.k_norm = attention.k_norm, attention.q_norm
+
+
 def plain_norm(of: Any, x: Tensor) -> Tensor:
     scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + of.variance_epsilon)
     return (x.float() * scale).to(x.dtype)
@@ -172,6 +177,7 @@ DECODER = (
     Fault("decoder", "positions wrap after 128 in one layer", turned(wrapped), O_INPUT, "tokens 128 to 319", bits=(4,)),
     Fault("decoder", "direction of rotation reversed in one layer", turned(lambda c, s: (c, -s)), O_INPUT, "subtracted", bits=(8,)),
     Fault("decoder", "query norm of eps 0.01", attribute(f"{AT}.q_norm", "variance_epsilon", lambda _: 1e-2), escaped(f"{AT}.q_norm:output"), "eps|factor each", bits=(16,)),
+    Fault("decoder", "norms of queries and keys exchanged", exchanged_norms, escaped(f"{AT}.q_norm:output"), r"q_norm\.weight is \S+k_norm\.weight", bits=(4, 16)),
     Fault("decoder", "key norm without its weight", instead(f"{AT}.k_norm", plain_norm), escaped(f"{AT}.k_norm:output"), "weight|channels are off by a factor each", bits=(4,)),
     Fault("decoder", "norm in bfloat16", instead(f"{LAYER}.input_layernorm", coarse_norm), escaped(f"{LAYER}.input_layernorm:output"), "bfloat16", bits=(8,)),
     Fault("decoder", "residual 1 % off", residual(1.01), OUT, "input|residual|times", bits=(16,)),
