@@ -80,12 +80,15 @@ def _block(word: str, cause: FailureCause, width: int, folder: str) -> list[Term
     """Return what is wrong, the gates that follow, the code, and what compares it again."""
     suspect = cause.suspect
     see = f"  see {suspect.code}" if suspect.code else ""
-    again = f"  again: python {folder}/{suspect.script}/run.py" if suspect.script and folder else ""
-    steps = [see, again] if len(see) + len(again) > width or not see else [f"{see}{again}"]
+    script = (
+        f"  again: python {folder}/{suspect.script}/run.py" if suspect.script and folder else ""
+    )
+    steps = [f"{see}{script}"] if see and len(see) + len(script) <= width else [see, script]
     followers = f"  {cause.followers_text}" if cause.followers_text else ""
     return [
         *wrapped_lines([f"{word}: {cause.sentence()}"], width, "red"),
-        *wrapped_lines([*filter(None, (followers, *steps))], width),
+        *wrapped_lines([followers] if followers else [], width),
+        *map(TerminalLine, filter(None, steps)),  # whole, to be copied
     ]
 
 

@@ -273,8 +273,8 @@ def _advice(lines: Sequence[str]) -> Sequence[str]:
 
 
 def _first(lines: list[str]) -> list[str]:
-    rest = len(lines) - _MOST
-    return [*lines[:_MOST], *([f"and {rest} more"] if rest > 0 else [])]
+    hidden = len(lines) - _MOST
+    return [*lines[:_MOST], *([f"and {hidden} more"] if hidden > 0 else [])]
 
 
 def _tell_github(

@@ -330,8 +330,8 @@ def joined_causes(by_mode: Iterable[Sequence[FailureCause]]) -> list[FailureCaus
     # most sites, then the earliest.
     in_mode: dict[tuple[str, str], set[str]] = {}
     for cause in joined.values():
-        for place in cause.places:
-            in_mode.setdefault(place, set()).update(cause.gates)
+        for model_and_mode in cause.places:
+            in_mode.setdefault(model_and_mode, set()).update(cause.gates)
     likeliest = sorted(joined.values(), key=lambda cause: _likeliest_first(cause, in_mode))
     broken: dict[str, FailureCause] = {}
     remaining = []
@@ -369,7 +369,7 @@ def _likeliest_first(
     cause: FailureCause, in_mode: Mapping[tuple[str, str], Collection[str]]
 ) -> tuple[Any, ...]:
     is_reference = cause.suspect.mode == REFERENCE
-    failed = max(len(in_mode[place]) for place in cause.places)
+    failed = max(len(in_mode[model_and_mode]) for model_and_mode in cause.places)
     of_cause = cause.suspect.tier, -failed, -cause.same, cause.suspect
     return not is_reference, cause.plan is None, *of_cause
 

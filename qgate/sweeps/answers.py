@@ -164,9 +164,11 @@ def _ratio_text(entry: SweptFormat) -> str:
 
 
 def _use(name: str, scale: str) -> str:
-    """Write `use 2^-3 for int8`, `use scale 0.0291 for int8`, or the offset of blocks."""
+    """Write `use 2^-3 for int8`, `use scale 0.02916 for int8`, or the offset of blocks."""
     if not scale.startswith("blocks"):
-        return f"use {'' if scale.startswith('2^') else 'scale '}{scale} for {name}"
+        ends = scale.split(" to ")
+        word = "" if all(end.startswith("2^") for end in ends) else "scale "
+        return f"use {word.replace(' ', 's ') if len(ends) > 1 else word}{scale} for {name}"
     offset = scale.removeprefix("blocks").strip()
     word = "offsets" if " to " in offset else "offset"
     return f"use {name} with {f'{word} {offset} to ' if offset else ''}its blocks' scales"

@@ -273,10 +273,10 @@ def exponent_text(value: object) -> str:
 
 
 def scale_words(exponent: float) -> str:
-    """Write `2^-3`, or `0.0291` of a scale that is no power of two."""
+    """Write `2^-3`, or `0.02916` of a scale that is no power of two."""
     if exponent == round(exponent):
         return f"2^{exponent:g}"
-    return f"{2.0**exponent:.3g}"
+    return f"{2.0**exponent:.4g}"
 
 
 def offset_text(value: object) -> str:

@@ -24,8 +24,8 @@ def own_code(root: nn.Module, site: str, *, is_before: bool) -> str:
         return _forward_of(modules[name]) if name in modules else ""
     while name:
         name = name.rpartition(".")[0]
-        if place := _forward_of(modules[name]) if name in modules else "":
-            return place
+        if code := _forward_of(modules[name]) if name in modules else "":
+            return code
     return ""
 
 
