@@ -26,6 +26,7 @@ from qgate.plugin.runs import SuiteRun, selection_of
 from qgate.results import Tally, github_annotations, github_error, markdown_summary
 from qgate.results.extent import partial_text
 from qgate.results.failure_causes import cause_of, origin_of, suspect_of
+from qgate.results.limit_kinds import barred_modes
 from qgate.results.other_tests import other_test_lines, other_tests_of
 from qgate.results.summary import set_up_lines
 from qgate.storage.out_folders import REPRODUCTIONS
@@ -219,10 +220,11 @@ def shorten(run: SuiteRun, failed: list[Any], width: int) -> None:
         lines = str(one.longrepr).splitlines()
         if cause := refused.get((one.qgate[0]["model"], one.qgate[0]["mode"])):
             lines[1:] = [f"  to record it, mend {cause.place} first"]
+        elif hidden:
+            lines[-1] = _joined_command([one, *hidden])
         if hidden:
             count = 1 + len(hidden)
             lines[0] = f"{counted(count, 'test')} have no accepted errors yet; -v names all"
-            lines[-1] = _joined_command([one, *hidden], lines[-1])
             one.qgate_cause = lines[0].partition(";")[0]
         one.longrepr = _Brief(*lines)
         run.unlisted += hidden
@@ -230,17 +232,16 @@ def shorten(run: SuiteRun, failed: list[Any], width: int) -> None:
     failed[:] = [report for report in failed if id(report) not in unlisted]
 
 
-def _joined_command(reports: Sequence[Any], command: str) -> str:
-    """Return the command that records what several tests lack, with all of their modes."""
-    commands = dict.fromkeys(str(report.longrepr).splitlines()[-1] for report in reports)
-    parts = [re.split(r"( --(?:qgate-)?(?:mode|format) )(\S+)", words) for words in commands]
-    alike = {(*words[:2], *words[3:]) for words in parts if len(words) == 4}
-    if len(parts) > 1 and len(alike) == 1 and all(len(words) == 4 for words in parts):
-        before, option, _, after = parts[0]
-        return f"{before}{option}{','.join(words[2] for words in parts)}{after}"
-    return (
-        command if len(parts) == 1 else "  to record them: the same command with --update-baselines"
-    )
+def _joined_command(reports: Sequence[Any]) -> str:
+    """Return the command that records what several tests lack: of all their models and modes."""
+    commands = [str(report.longrepr).splitlines()[-1] for report in reports]
+    option = re.compile(r" (--(?:qgate-)?(?:model|mode|format)) ('[^']*'|\S+)")
+    values: dict[str, dict[str, None]] = {}
+    for name, value in (pair for command in commands for pair in option.findall(command)):
+        values.setdefault(name, {})[value] = None
+    before, dashes, updating = option.sub("", commands[0]).rpartition(" --")
+    joined_options = "".join(f" {name} {','.join(values[name])}" for name in values)
+    return f"{before}{joined_options}{dashes}{updating}"
 
 
 def short_summary(run: SuiteRun, failed: list[Any]) -> None:
@@ -252,13 +253,13 @@ def short_summary(run: SuiteRun, failed: list[Any]) -> None:
 
 def count_written(run: SuiteRun, stats: dict[str, list[Any]]) -> None:
     """Count tests as passed whose values an update left out."""
-    refused = Tally(run.rows).refused
-    if not (refused or not run.changes):
-        return
-    for report in [*stats.get("updated", ())]:
+    updated = stats.get("updated", [])
+    models = {str(row["model"]) for report in updated for row in report.qgate}
+    barred = {(model, mode) for model in models for mode in barred_modes(run.rows, model)}
+    for report in [*updated]:
         modes = {(str(row["model"]), str(row["mode"])) for row in report.qgate}
-        if not run.changes or modes <= refused.keys():
-            stats["updated"].remove(report)
+        if not run.changes or modes <= barred:
+            updated.remove(report)
             stats.setdefault("passed", []).append(report)
 
 
