@@ -239,7 +239,11 @@ def _joined_command(reports: Sequence[Any]) -> str:
     values: dict[str, dict[str, None]] = {}
     for name, value in (pair for command in commands for pair in option.findall(command)):
         values.setdefault(name, {})[value] = None
-    before, dashes, updating = option.sub("", commands[0]).rpartition(" --")
+    start = "  to record it: pytest "
+    paths = [command.partition(" --")[0].removeprefix(start) for command in commands]
+    _, dashes, alike = option.sub("", commands[0]).partition(" --")
+    before, dashes, updating = f"{dashes}{alike}".rpartition(" --")
+    before = f"{start}{' '.join(dict.fromkeys(paths))}{before}"
     joined_options = "".join(f" {name} {','.join(values[name])}" for name in values)
     return f"{before}{joined_options}{dashes}{updating}"
 

@@ -98,7 +98,7 @@ def test_a_record_is_made_and_gates(
         [
             "qgate: *dump dump as dump-toy*",
             "15 tests have no accepted errors yet; -v names all",
-            "  to record it: pytest suites/test_dump_overflow.py --dump dump --format * --update-*",
+            "  to record it: pytest suites/test_dump_*.py suites/test_dump_*.py --dump dump --format *",
             "*qgate: dump-toy on cpu*",
         ]
     )
