@@ -274,6 +274,9 @@ class GateSession:
         records = record_rows(
             suite, self.subject.name, mode.name, where, verdict, failed, self.plots, diagnoses
         )
+        for row in (row for row in records if not row["passed"]):
+            if code := self.code_of(mode, row):
+                row["code"] = code
         earlier, text = self.known_causes.add(records), ""
         if failed:
             in_order = tuple(sorted(failed, key=lambda check: check.position))
@@ -338,6 +341,10 @@ class GateSession:
     def explain_more_error(self, _mode: Mode, _verdict: Verdict) -> tuple[Room, Mapping[str, str]]:
         """Return by how much right code may exceed what was accepted, and notes that say why."""
         return {}, {}
+
+    def code_of(self, mode: Mode, row: Record) -> str:  # noqa: ARG002
+        """Return `FILE:LINE NAME` of one's own code that a failed comparison is about."""
+        return ""
 
     def leave_reproduction(self, folder: Path, outcome: Outcome) -> Path | None:  # noqa: ARG002
         """Write what compares the first failing site of a mode again; None if there is nothing."""

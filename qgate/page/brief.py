@@ -8,14 +8,15 @@ from typing import Any
 from qgate.page.terminal import (
     NARROWEST,
     TerminalLine,
+    hidden_cause_lines,
     improved_text,
-    more_cause_lines,
     partial_lines,
     unknown_lines,
     wrapped_lines,
     wrong_lines,
 )
 from qgate.results.extent import coverage_in, covered_texts, undeclared_texts
+from qgate.results.failure_causes import FailureCause
 from qgate.results.headlines import verdict_texts
 from qgate.results.met_shapes import unmet_text
 from qgate.results.power import least_power_text
@@ -23,6 +24,7 @@ from qgate.results.run_facts import RUN_FACTS, is_warned
 from qgate.results.summary import Tally
 from qgate.text import beginning
 
+_CAUSES = 10
 _REST = " (-v says all)"
 
 
@@ -43,27 +45,58 @@ def green_lines(
 
 
 def red_lines(
-    tally: Tally, width: int, header: Mapping[str, Any], unasked: Sequence[str]
+    tally: Tally, width: int, header: Mapping[str, Any], folder: str
 ) -> list[TerminalLine]:
-    """Return the end of a run in which gates failed: causes, counts, where else all is right."""
+    """Return the end of a run in which gates failed: causes, counts, where else all is right.
+
+    folder   of the scripts that compare tensors again, from where the run was started
+    """
     width = max(width, NARROWEST)
     causes = tally.causes
+    blocks = [
+        line
+        for number, cause in enumerate(causes[:_CAUSES])
+        for line in _block("failed" if number else "cause", cause, width, folder)
+    ]
     facts = [fact for fact in RUN_FACTS if fact.tone_of(header) and fact.lines is not covered_texts]
     yellow = [
-        beginning(text, 2 * width - len(_REST)) + _REST if len(text) > 2 * width else text
+        beginning(text, width - len(_REST)) + _REST if len(text) > width else text
         for fact in facts
         for text in fact.lines(header)
     ]
     return [
-        *wrapped_lines([f"cause: {cause.text()}" for cause in causes[:1]], width, "red"),
-        *more_cause_lines(causes, width),
+        *blocks,
+        *hidden_cause_lines(len(causes) - _CAUSES),
+        *_refusal_lines(causes, width),
         *unknown_lines(tally, width),
         *partial_lines(header),
         *wrapped_lines([verdict_texts(tally, header)[0]], width, "red"),
         *wrong_lines(tally, width, header),
         *wrapped_lines(yellow, width, "yellow"),
-        *wrapped_lines(_unasked_texts(unasked), width),
     ]
+
+
+def _block(word: str, cause: FailureCause, width: int, folder: str) -> list[TerminalLine]:
+    """Return what is wrong, the gates that follow, the code, and what compares it again."""
+    suspect = cause.suspect
+    see = f"  see {suspect.code}" if suspect.code else ""
+    script = (
+        f"  again: python {folder}/{suspect.script}/run.py" if suspect.script and folder else ""
+    )
+    steps = [f"{see}{script}"] if see and len(see) + len(script) <= width else [see, script]
+    followers = f"  {cause.followers_text}" if cause.followers_text else ""
+    return [
+        *wrapped_lines([f"{word}: {cause.sentence()}"], width, "red"),
+        *wrapped_lines([followers] if followers else [], width),
+        *map(TerminalLine, filter(None, steps)),  # whole, to be copied
+    ]
+
+
+def _refusal_lines(causes: Sequence[FailureCause], width: int) -> list[TerminalLine]:
+    """Say what to do about causes that no update accepts."""
+    advice = [cause.suspect.advice for cause in causes if not cause.is_acceptable]
+    texts = "; ".join(dict.fromkeys(filter(None, advice)))
+    return wrapped_lines([f"cannot be accepted: {texts}"] if texts else [], width, "red")
 
 
 def _unasked_texts(unasked: Sequence[str]) -> list[str]:

@@ -153,13 +153,17 @@ def more_cause_lines(
 ) -> list[TerminalLine]:
     """Return the causes after the first one, and how many are not among them."""
     lines = [line for cause in causes[1 : 1 + rows] for line in other_cause_lines(cause, width)]
-    hidden = len(causes) - 1 - rows
-    more = [f"+{counted(hidden, 'more cause')} in results.jsonl"] if hidden > 0 else []
-    return [*lines, *map(TerminalLine, more)]
+    return [*lines, *hidden_cause_lines(len(causes) - 1 - rows)]
+
+
+def hidden_cause_lines(hidden: int) -> list[TerminalLine]:
+    """Say how many causes are not shown."""
+    text = f"+{counted(hidden, 'more cause')} in results.jsonl"
+    return [TerminalLine(text)] if hidden > 0 else []
 
 
 def other_cause_lines(cause: FailureCause, width: int) -> list[TerminalLine]:
-    """Return `failed: SITE (MODEL, mode M) is truncated: FIGURES; 2 other gates follow from it`."""
+    """Return `failed: SITE (MODEL, mode M) is truncated: FIGURES; follow from it: 2 layers`."""
     return wrapped_lines([f"failed: {cause.text()}"], width, "red")
 
 

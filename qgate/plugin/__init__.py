@@ -225,6 +225,8 @@ class _ReportHooks:
 def pytest_report_teststatus(report: pytest.TestReport) -> Any:
     if report.when == "call" and hasattr(report, "qgate_error"):
         return "error", "E", ("ERROR", {"red": True})
+    if hasattr(report, "qgate_cause"):
+        return "failed", "F", (f"FAILED {report.qgate_cause} -", {"red": True})
     if report.when == "call" and report.passed and getattr(report, "qgate_updated", None):
         return "updated", "U", ("UPDATED", {"yellow": True})
     return None
@@ -260,7 +262,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         finish(run, session, exitstatus)
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if run.records and reporter is not None:
-            lazy.summary.shorten(run, reporter.stats.get("failed", []))
+            failed = reporter.stats.get("failed", [])
+            lazy.summary.shorten(run, failed, reporter._tw.fullwidth)
+            lazy.summary.count_written(run, reporter.stats)
     except KeyboardInterrupt:
         session.exitstatus = pytest.ExitCode.INTERRUPTED
         run.errors.append(
@@ -274,3 +278,4 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     quiet = hasattr(config, "workerinput") or getattr(config.option, "no_summary", False)
     if not quiet and run.has_news:
         lazy.summary.tell(terminalreporter, run)
+        lazy.summary.short_summary(run, terminalreporter.stats.get("failed", []))

@@ -74,6 +74,7 @@ class SuiteRun:
 
     others     tests that are no gates: node → outcome; `lines` has the first of those that failed
     records    what the gates of a test found, by node; attempts how often it was run again
+    following  reports of failures that follow from those of other tests
     unlisted   reports of failures that pytest counts and does not list
     broken     tests whose set-up failed: node → first line
     called     gates whose test was called
@@ -97,6 +98,7 @@ class SuiteRun:
     lines: dict[str, str] = field(default_factory=dict)
     gates: set[str] = field(default_factory=set)
     records: dict[str, list[Record]] = field(default_factory=dict)
+    following: list[Any] = field(default_factory=list)
     unlisted: list[Any] = field(default_factory=list)
     attempts: dict[str, int] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)

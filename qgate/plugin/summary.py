@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from qgate.loading import LateModule
 from qgate.page.brief import green_lines, is_plainly_green, red_lines
 from qgate.page.runs import Run, read_run
 from qgate.page.terminal import (
+    NARROWEST,
     TerminalLine,
     error_lines,
     lines_without_records,
@@ -23,11 +25,12 @@ from qgate.plugin.records import joined_facts, records_file
 from qgate.plugin.runs import SuiteRun, selection_of
 from qgate.results import Tally, github_annotations, github_error, markdown_summary
 from qgate.results.extent import partial_text
-from qgate.results.failure_causes import cause_of, suspect_of
+from qgate.results.failure_causes import cause_of, origin_of, suspect_of
+from qgate.results.limit_kinds import barred_modes
 from qgate.results.other_tests import other_test_lines, other_tests_of
 from qgate.results.summary import set_up_lines
 from qgate.storage.out_folders import REPRODUCTIONS
-from qgate.text import counted, for_terminal, one_line
+from qgate.text import beginning, counted, for_terminal, one_line
 
 if TYPE_CHECKING:
     from qgate.page import accepted_changes as accepted_changes
@@ -94,9 +97,10 @@ def _lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]], width: int) -> list
         return lines + wrapped_lines([f"  {text}" for text in _written(run)[-1:]], width)
     set_up = error_lines(_first(set_up_lines(run.broken)))
     if _is_brief(run) and tally.counts.failed and not run.header.get("shard"):
-        lines = red_lines(tally, width, run.header, [*run.selection.unasked])
+        lines = red_lines(tally, width, run.header, _scripts_folder(run))
         sentences = [*run.selection.notes, *run.unused, *run.underflow]
-        closing = [f"  {text}" for text in (*_written(run)[-1:], *_scripts(run)[:1])]
+        scripts = [] if any(cause.suspect.script for cause in tally.causes) else _scripts(run)[:1]
+        closing = [f"  {text}" for text in (*_written(run)[-1:], *scripts)]
         return lines + set_up + wrapped_lines([*sentences, *closing], width)
     lines = summary(tally, width, run.header) if rows else lines_without_records(width, run.header)
     return lines + set_up + wrapped_lines(_sentences(run), width)
@@ -148,23 +152,28 @@ def _written(run: SuiteRun) -> list[str]:
 
 def _scripts(run: SuiteRun) -> list[str]:
     """Say how tensors of the first failures are compared again."""
-    if run.folder is None or run.errors:
-        return []
-    folder = os.path.relpath(run.folder, run.options.config.invocation_params.dir)
     names = [str(row["reproduction"]) for row in run.rows if "reproduction" in row]
+    folder = _scripts_folder(run)
     return [
-        f"compare the tensors again: python {folder}/{REPRODUCTIONS}/{name}/run.py"
+        f"compare the tensors again: python {folder}/{name}/run.py"
         for name in names[:_SCRIPTS]
+        if folder
     ]
+
+
+def _scripts_folder(run: SuiteRun) -> str:
+    """Return the folder of the scripts, from where the run was started; nothing without one."""
+    if run.folder is None or run.errors:
+        return ""
+    folder = os.path.relpath(run.folder, run.options.config.invocation_params.dir)
+    return f"{folder}/{REPRODUCTIONS}"
 
 
 class _Brief:
     """The text of a failure in a few lines."""
 
-    def __init__(self, report: Any, *lines: str) -> None:
+    def __init__(self, *lines: str) -> None:
         self.lines = lines
-        if hasattr(report.longrepr, "reprcrash"):
-            self.reprcrash = report.longrepr.reprcrash
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -174,7 +183,7 @@ class _Brief:
             writer.line(line)
 
 
-def shorten(run: SuiteRun, failed: list[Any]) -> None:
+def shorten(run: SuiteRun, failed: list[Any], width: int) -> None:
     """Put failures that are causes first, and leave two lines of each: what is wrong, and why.
 
     Of tests that lack accepted errors the first is told that a command records; the others go from
@@ -193,31 +202,69 @@ def shorten(run: SuiteRun, failed: list[Any]) -> None:
         cause = cause_of(causes, report.nodeid)
         lines = str(report.longrepr).splitlines() or [""]
         if report.nodeid in first:
+            # pytest's short summary begins with it: a node id alone fills a line.
+            title = causes[first[report.nodeid]].title()
+            report.qgate_cause = beginning(title, max(width, NARROWEST) - len("FAILED  -"))
             if cause is None or cause.plan is None:
-                report.longrepr = _Brief(report, lines[0], *_advice(lines))
+                report.longrepr = _Brief(lines[0], *_advice(lines))
             continue
         if cause is None:
             wrong = [row for row in report.qgate if not row["passed"]]
             if wrong and not any(map(suspect_of, wrong)):
-                lacking.setdefault(lines[-1], []).append(report)
+                lacking.setdefault(lines[-1] if causes else "", []).append(report)
             continue
-        finding, same, _ = lines[0].partition("; the same as at ")
-        relation = "the same as at" if same else "follows from"
-        finding = finding.partition("; follows from ")[0]
-        report.longrepr = _Brief(report, finding, f"  {relation} {cause.place}")
+        finding = re.split("; the same as at |; follows from ", lines[0])[0]
+        report.longrepr = _Brief(finding, f"  {origin_of(causes, report.nodeid)}")
+        run.following.append(report)
     for one, *hidden in lacking.values():
         lines = str(one.longrepr).splitlines()
         if cause := refused.get((one.qgate[0]["model"], one.qgate[0]["mode"])):
             lines[1:] = [f"  to record it, mend {cause.place} first"]
+        elif hidden:
+            lines[-1] = _joined_command([one, *hidden])
         if hidden:
-            verb = "lacks" if len(hidden) == 1 else "lack"
-            lines.append(
-                f"  {counted(len(hidden), 'more test')} {verb} accepted errors; -v names all"
-            )
-        one.longrepr = _Brief(one, *lines)
+            count = 1 + len(hidden)
+            lines[0] = f"{counted(count, 'test')} have no accepted errors yet; -v names all"
+            one.qgate_cause = lines[0].partition(";")[0]
+        one.longrepr = _Brief(*lines)
         run.unlisted += hidden
     unlisted = set(map(id, run.unlisted))
     failed[:] = [report for report in failed if id(report) not in unlisted]
+
+
+def _joined_command(reports: Sequence[Any]) -> str:
+    """Return the command that records what several tests lack: of all their models and modes."""
+    commands = [str(report.longrepr).splitlines()[-1] for report in reports]
+    option = re.compile(r" (--(?:qgate-)?(?:model|mode|format)) ('[^']*'|\S+)")
+    values: dict[str, dict[str, None]] = {}
+    for name, value in (pair for command in commands for pair in option.findall(command)):
+        values.setdefault(name, {})[value] = None
+    start = "  to record it: pytest "
+    paths = [command.partition(" --")[0].removeprefix(start) for command in commands]
+    _, dashes, alike = option.sub("", commands[0]).partition(" --")
+    before, dashes, updating = f"{dashes}{alike}".rpartition(" --")
+    before = f"{start}{' '.join(dict.fromkeys(paths))}{before}"
+    joined_options = "".join(f" {name} {','.join(values[name])}" for name in values)
+    return f"{before}{joined_options}{dashes}{updating}"
+
+
+def short_summary(run: SuiteRun, failed: list[Any]) -> None:
+    """Leave out failures that follow from others where pytest lists all by their node ids."""
+    hidden = set(map(id, run.following))
+    run.unlisted += run.following
+    failed[:] = [report for report in failed if id(report) not in hidden]
+
+
+def count_written(run: SuiteRun, stats: dict[str, list[Any]]) -> None:
+    """Count tests as passed whose values an update left out."""
+    updated = stats.get("updated", [])
+    models = {str(row["model"]) for report in updated for row in report.qgate}
+    barred = {(model, mode) for model in models for mode in barred_modes(run.rows, model)}
+    for report in [*updated]:
+        modes = {(str(row["model"]), str(row["mode"])) for row in report.qgate}
+        if not run.changes or modes <= barred:
+            updated.remove(report)
+            stats.setdefault("passed", []).append(report)
 
 
 def _advice(lines: Sequence[str]) -> Sequence[str]:
@@ -231,8 +278,8 @@ def _advice(lines: Sequence[str]) -> Sequence[str]:
 
 
 def _first(lines: list[str]) -> list[str]:
-    rest = len(lines) - _MOST
-    return [*lines[:_MOST], *([f"and {rest} more"] if rest > 0 else [])]
+    hidden = len(lines) - _MOST
+    return [*lines[:_MOST], *([f"and {hidden} more"] if hidden > 0 else [])]
 
 
 def _tell_github(

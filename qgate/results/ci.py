@@ -7,7 +7,7 @@ from typing import Any
 
 from qgate.results.check_views import view_of
 from qgate.results.extent import partial_text
-from qgate.results.failure_causes import cause_of
+from qgate.results.failure_causes import origin_of
 from qgate.results.headlines import verdict_text
 from qgate.results.other_tests import (
     NOT_FINISHED,
@@ -206,8 +206,8 @@ def github_annotations(records: Sequence[Mapping[str, Any]]) -> list[str]:
             text = f"cause: {cause.text()}"
             of_causes.append((causes.index(cause), github_annotation(record, text) or ""))
             continue
-        source = cause_of(causes, node)
-        ending = f"; follows from {source.place}" if source else ""
+        origin = origin_of(causes, node)
+        ending = f"; {origin}" if origin else ""
         following.append(github_annotation(record, ending=ending))
     return [line for line in (*(line for _, line in sorted(of_causes)), *following) if line]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from qgate.metrics import METRICS
 from qgate.metrics.plan_changes import PlanChange
 from qgate.results.check_views import view_of
-from qgate.results.limit_kinds import limit_kind_of
+from qgate.results.limit_kinds import advice_on, limit_kind_of
 from qgate.results.ranking import severity
 from qgate.results.scopes import Tier, scope_of
 from qgate.text import counted, listed, one_line, shortened
@@ -29,6 +30,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _OF_ONE_TENSOR = re.compile(r" \([^()]* differ\)|\d+ of \d+ (?=\(the last one\))")
 _ALIKE = 0.05
 """Distance of two figures that may be one, as a share of the larger."""
+_KINDS = ("layer", "gradient", "gate", "the logits", "the task")
 _MODES, _LONGEST_NAME, _LONGEST_WORDS = 3, 120, 400
 
 
@@ -47,10 +49,25 @@ class Suspect(NamedTuple):
     figures: str
     quantizer: str
     is_diagnosed: bool
+    advice: str = ""
+    code: str = ""
+    script: str = ""
 
     @property
     def is_local(self) -> bool:
         return self.tier <= Tier.LOCAL_ACCEPTED
+
+    @property
+    def gate_kind(self) -> str:
+        """Return the kind of gate that failed, with an article where a mode has one such gate."""
+        scope = scope_of(self.scope)
+        if scope.is_task:
+            return "the task"
+        if self.site == "logits":
+            return "the logits"
+        if self.tier in (Tier.WHOLE, Tier.ABSENT) or not self.layer:
+            return "gate"
+        return "gradient" if scope.is_gradient else "layer"
 
     @property
     def cast(self) -> str:
@@ -70,14 +87,16 @@ class FailureCause:
 
     places   the modes of models that it is in
     same     other sites with the same fault, in the mode that has most of them
-    gates    tests that fail because of it, its own among them
+    gates    tests that fail because of it, its own among them, with the kind of each
+    alike    those of them that do not follow: they have the same fault, or one of their own
     plan     the change of the plan that it is, None for an error
     """
 
     suspect: Suspect
     places: list[tuple[str, str]]
     same: int = 0
-    gates: set[str] = field(default_factory=set)
+    gates: dict[str, str] = field(default_factory=dict)
+    alike: set[str] = field(default_factory=set)
     plan: PlanChange | None = None
     _layers: dict[str, int] = field(default_factory=dict)
 
@@ -88,7 +107,7 @@ class FailureCause:
     @property
     def followers(self) -> int:
         """Number of other gates that follow from it."""
-        return len(self.gates - {self.suspect.node})
+        return len(self.gates.keys() - {self.suspect.node})
 
     @property
     def is_acceptable(self) -> bool:
@@ -101,6 +120,21 @@ class FailureCause:
             return one_line(f"the plan changed: {self.plan.text(f' of {self._modes()}')}")
         where = f"{self.place} ({self._modes()})"
         return one_line(said_of(where, shortened(self.suspect.fault, _LONGEST_NAME)))
+
+    @property
+    def followers_text(self) -> str:
+        """Write `follow from it: 3 gradients, the logits, the task`, or nothing."""
+        counts = Counter(kind for node, kind in self.gates.items() if node not in self.alike)
+        kinds = ", ".join(
+            counted(counts[kind], kind)
+            if not kind.startswith("the ")
+            else f"{kind} {counts[kind]} times"
+            if counts[kind] > 1
+            else kind
+            for kind in _KINDS
+            if counts[kind]
+        )
+        return f"follow{'s' * (counts.total() == 1)} from it: {kinds}" if kinds else ""
 
     def figures(self) -> str:
         """Write figures, other sites and the gates that follow; what a title leaves out."""
@@ -123,11 +157,8 @@ class FailureCause:
         return f"{self.sentence()}{self.following()}"
 
     def following(self) -> str:
-        """Write `; 13 other gates follow from it`, or nothing."""
-        if not self.followers:
-            return ""
-        verb = "follows" if self.followers == 1 else "follow"
-        return f"; {counted(self.followers, 'other gate')} {verb} from it"
+        """Write `; follow from it: 3 gradients, the logits`, or nothing."""
+        return f"; {self.followers_text}" if self.followers_text else ""
 
     def explains(self, other: Suspect) -> Relation:
         """Say how another failure of the mode comes from this one: same, follows or neither."""
@@ -206,6 +237,9 @@ def suspect_of(record: Mapping[str, Any]) -> Suspect | None:
         fault=str(record.get("failure") or finding.get("fault") or "is out of its limit"),
         figures=str(finding.get("figures") or (view_of(check).text() if not finding else "")),
         quantizer=next((c["quantizer"] for c in failed if c.get("quantizer")), ""),
+        advice="" if check is None else advice_on(check),
+        code=str(record.get("code", "")),
+        script=str(record.get("reproduction", "")),
         is_diagnosed=bool(finding.get("diagnosed")),
     )
 
@@ -238,28 +272,42 @@ def causes_of_mode(
     """Return the causes of one mode of one model, the likeliest first; gates follow from each."""
     causes: list[FailureCause] = []
     for suspect in sorted(suspects):
-        cause, relation = _explained(causes, suspect)
-        if cause is None and plan and causes:
-            cause, relation = causes[0], "follows"
-        if cause is None:
+        explaining, relation = _explained(causes, suspect)
+        if not explaining and plan and causes:
+            explaining, relation = causes[:1], "follows"
+        if not explaining:
             cause = FailureCause(suspect, [(suspect.model, suspect.mode)])
             cause.plan = plan[0] if plan else None
             causes.append(cause)
-        cause.gates.add(suspect.node)
-        cause.same += relation == "same"
+            explaining = [cause]
+        for cause in explaining:
+            cause.gates.setdefault(suspect.node, suspect.gate_kind)
+            if relation != "follows":
+                cause.alike.add(suspect.node)
+        explaining[0].same += relation == "same"
         if suspect.is_local and relation != "follows":
-            cause.note_layer(suspect)
+            explaining[0].note_layer(suspect)
+    own = {cause.suspect.node for cause in causes}
+    for cause in causes:
+        cause.alike |= own
     return causes
 
 
 def _explained(
     causes: Sequence[FailureCause], suspect: Suspect
-) -> tuple[FailureCause | None, Relation]:
-    """Return the first cause that a failure comes from, and in which way."""
-    for cause in causes:
-        if relation := cause.explains(suspect):
-            return cause, relation
-    return None, ""
+) -> tuple[list[FailureCause], Relation]:
+    """Return the causes that a failure comes from, and in which way.
+
+    A local error has one; what is carried along comes from all that are before it.
+    """
+    relations = ((cause, cause.explains(suspect)) for cause in causes)
+    explaining = [(cause, relation) for cause, relation in relations if relation]
+    if not explaining:
+        return [], ""
+    first = explaining[0][1]
+    if first == "same" or suspect.is_local:
+        return [explaining[0][0]], first
+    return [cause for cause, relation in explaining if relation == first], first
 
 
 def joined_causes(by_mode: Iterable[Sequence[FailureCause]]) -> list[FailureCause]:
@@ -277,12 +325,13 @@ def joined_causes(by_mode: Iterable[Sequence[FailureCause]]) -> list[FailureCaus
             one.places += [pair for pair in cause.places if pair not in one.places]
             one.same = max(one.same, cause.same)
             one.gates |= cause.gates
+            one.alike |= cause.alike
     # Of modes the one that most gates fail in comes first, of its causes the one that explains
     # most sites, then the earliest.
     in_mode: dict[tuple[str, str], set[str]] = {}
     for cause in joined.values():
-        for place in cause.places:
-            in_mode.setdefault(place, set()).update(cause.gates)
+        for model_and_mode in cause.places:
+            in_mode.setdefault(model_and_mode, set()).update(cause.gates)
     likeliest = sorted(joined.values(), key=lambda cause: _likeliest_first(cause, in_mode))
     broken: dict[str, FailureCause] = {}
     remaining = []
@@ -303,11 +352,24 @@ def cause_of(causes: Sequence[FailureCause], node: str) -> FailureCause | None:
     return next(own, next((cause for cause in causes if node in cause.gates), None))
 
 
+def origin_of(causes: Sequence[FailureCause], node: str) -> str:
+    """Write `follows from PLACE and PLACE` of a failed gate, or `the same as at PLACE`."""
+    of_gate = [cause for cause in causes if node in cause.gates]
+    if one := next((cause for cause in of_gate if node in cause.alike), None):
+        return f"the same as at {one.place}"
+    return f"follows from {_places(of_gate)}" if of_gate else ""
+
+
+def _places(causes: Sequence[FailureCause]) -> str:
+    names = [cause.place for cause in causes]
+    return " and ".join(names) if len(names) == 2 else listed(names, _MODES)
+
+
 def _likeliest_first(
     cause: FailureCause, in_mode: Mapping[tuple[str, str], Collection[str]]
 ) -> tuple[Any, ...]:
     is_reference = cause.suspect.mode == REFERENCE
-    failed = max(len(in_mode[place]) for place in cause.places)
+    failed = max(len(in_mode[model_and_mode]) for model_and_mode in cause.places)
     of_cause = cause.suspect.tier, -failed, -cause.same, cause.suspect
     return not is_reference, cause.plan is None, *of_cause
 
@@ -334,8 +396,9 @@ class KnownCauses:
         earlier = self._suspects.setdefault((first.model, first.mode), [])
         causes = causes_of_mode(suspect for suspect in earlier if suspect < first)
         earlier += suspects[:MOST_SUSPECTS]
-        cause, relation = _explained(causes, first)
-        if cause is None:
+        explaining, relation = _explained(causes, first)
+        if not explaining:
             return EarlierCause()
         words = "follows from" if relation == "follows" else "the same as at"
-        return EarlierCause(f"{words} {cause.place}", cause.is_acceptable)
+        is_acceptable = all(cause.is_acceptable for cause in explaining)
+        return EarlierCause(f"{words} {_places(explaining)}", is_acceptable)

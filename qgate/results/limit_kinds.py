@@ -99,6 +99,12 @@ def barred_modes(rows: Iterable[Mapping[str, Any]], model: str) -> dict[str, str
     return barred
 
 
+def advice_on(check: Mapping[str, Any]) -> str:
+    """Say what to do about a failed check that no update accepts; nothing where one can."""
+    kind = limit_kind_of(check["kind"])
+    return kind.advice.format(source=check.get("source") or kind.usual_source)
+
+
 def _reason_after(words: str) -> Callable[[CheckWords, str], str]:
     """Return what writes words, the place, and the reason of a check."""
 

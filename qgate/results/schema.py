@@ -115,6 +115,7 @@ class GateRecord(TypedDict):
     commands  commands to type after a failed comparison
     finding   what is wrong, of a comparison that failed
     failure   why a gate failed whose comparisons passed
+    code      of a failed site, where one's own code computes it: FILE:LINE NAME
     reproduction  folder below `repro`, with the site's tensors and a script that compares them
     xfailed   the reason of a gate that was expected to fail, and did: it counts neither way
     """
@@ -145,6 +146,7 @@ class GateRecord(TypedDict):
     commands: NotRequired[Commands]
     finding: NotRequired[FindingWords]
     failure: NotRequired[str]
+    code: NotRequired[str]
     reproduction: NotRequired[str]
     xfailed: NotRequired[str]
 

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from qgate.summaries.record import HIDDEN_DB
 from qgate.sweeps.findings import EQUAL_DB, SweptFormat, findings
-from qgate.sweeps.record import USUAL, FormatChoice, number, offset_text, share_text
+from qgate.sweeps.record import USUAL, FormatChoice, number, offset_text, scale_words, share_text
 from qgate.text import counted, decibels, one_line
 
 _MOST_TENSORS, _MOST_SWEEPS, _MOST_FAILED = 20, 8, 20
@@ -143,7 +143,7 @@ def _scale_of(entry: SweptFormat) -> str:
 def _scale_text(exponent: float, is_block: bool) -> str:
     if is_block:
         return f"blocks {exponent:+g}" if exponent else "blocks"
-    return f"2^{round(exponent, 4):g}"
+    return scale_words(exponent)
 
 
 def _hides(sqnr_db: float, rest_db: float) -> bool:
@@ -164,9 +164,11 @@ def _ratio_text(entry: SweptFormat) -> str:
 
 
 def _use(name: str, scale: str) -> str:
-    """Write `use 2^-3 for int8`, or which offset to add to the exponents of blocks."""
+    """Write `use 2^-3 for int8`, `use scale 0.02916 for int8`, or the offset of blocks."""
     if not scale.startswith("blocks"):
-        return f"use {scale} for {name}"
+        ends = scale.split(" to ")
+        word = "" if all(end.startswith("2^") for end in ends) else "scale "
+        return f"use {word.replace(' ', 's ') if len(ends) > 1 else word}{scale} for {name}"
     offset = scale.removeprefix("blocks").strip()
     word = "offsets" if " to " in offset else "offset"
     return f"use {name} with {f'{word} {offset} to ' if offset else ''}its blocks' scales"

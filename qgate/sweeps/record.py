@@ -194,7 +194,7 @@ class SweepView:
     def scale_text(self) -> str:
         """Write the recommended scale in a few characters: `2^-3`, `blocks` or `blocks +1`."""
         if not self.is_block:
-            return self.power(self.best)
+            return scale_words(number(self.best["exponent"]))
         return f"blocks {self.at(self.best)}".removesuffix(" 0")
 
     def level_text(self, level: SweptLevel) -> str:
@@ -270,6 +270,13 @@ def exponent_text(value: object) -> str:
         return str(exponent)
     text = f"{exponent:.4f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
+
+
+def scale_words(exponent: float) -> str:
+    """Write `2^-3`, or `0.02916` of a scale that is no power of two."""
+    if exponent == round(exponent):
+        return f"2^{exponent:g}"
+    return f"{2.0**exponent:.4g}"
 
 
 def offset_text(value: object) -> str:

@@ -38,7 +38,7 @@ def test_a_record_is_made_and_gates(
     result.stdout.fnmatch_lines(
         [
             "qgate: *checkpoint child as child*",
-            "no accepted over_ideal_db at model.layers.0.*.weight (checkpoint weights): record it *",
+            "3 tests have no accepted errors yet; -v names all",
             "  to record it: pytest suites/test_checkpoint.py --checkpoint child --parent parent --up*",
             "*qgate: child on cpu*",
         ]

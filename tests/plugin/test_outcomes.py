@@ -77,13 +77,14 @@ def test_the_first_line_of_a_failure_and_what_to_do(
             f"  if intended: pytest suites {AGAIN} --model tiny-llama --mode int8 --update-baselines",
         ]
     )
-    result.stdout.fnmatch_lines([f"FAILED suites/test_layer_outputs.py::{FAILING} - *{first}*"])
+    words = f"FAILED {SITE} (tiny-llama, mode int8) *"
+    result.stdout.fnmatch_lines([f"{words} - suites/test_layer_outputs.py::{FAILING}"])
     result.stdout.fnmatch_lines([f"::error *::*{SITE}*"])
     assert files(project) == before
     assert list((project / "qgate-out" / "candidates").iterdir())
     (reproduction,) = (project / "qgate-out" / "repro").iterdir()
     assert reproduction.name == f"{SITE.replace(':', '.')}.int8"
-    result.stdout.fnmatch_lines([f"  compare the tensors again: *{reproduction.name}/run.py"])
+    result.stdout.fnmatch_lines([f"  again: python *{reproduction.name}/run.py"])
     (row,) = (row for row in records(project) if "site" in row and not row["passed"])
     assert (row["site"], row["scope"], row["layer"]) == (SITE, "local", "layers.1")
 
@@ -124,7 +125,7 @@ def test_without_a_baseline_nothing_passes(project: Path, suites: Run) -> None:
     result.assert_outcomes(failed=3)
     result.stdout.fnmatch_lines(
         [
-            "no accepted * at * (mode int8): record it with --update-baselines*",
+            "3 tests have no accepted errors yet; -v names all",
             f"  to record it: pytest suites --layers first,last --baselines elsewhere {AGAIN} --model tiny-llama --mode int8 --update-baselines",
         ]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -63,7 +64,15 @@ def test_a_cause_is_told_first_and_what_follows_in_two_lines(
     assert "x accepted" in finding
     assert relation == "  follows from layers.0:output"
     lines = result.stdout.lines
+    (listed,) = [line for line in lines if line.startswith("FAILED ")]
+    assert listed.startswith("FAILED layers.0:output (net, mode ours) is wrong: ")
+    assert listed.endswith(f"::{LAYER}")
+    assert " failed, " in lines[-1]
     end = lines[next(n for n, line in enumerate(lines) if line.startswith("cause: ")) :]
+    assert end.index("  follows from it: the logits") < 6
+    assert any(re.fullmatch(r"  see net\.py:\d+ \w+\.forward(  again: .*)?", line) for line in end)
+    assert any(line.startswith("cannot be accepted: ") for line in end)
+    assert len(end[: end.index("  report in qgate-out/report.html")]) < 12
     assert "2 of 4 gates failed, 1 fault in ours (green: int8)" in end
     assert not any(line.startswith(("smallest defects", "compared in")) for line in end)
     assert "  report in qgate-out/report.html" in end
@@ -91,6 +100,7 @@ def test_nothing_of_a_mode_is_accepted_beside_what_no_update_can_accept(
     before = file.read_bytes()
     result = net("half", "--mode", "ours", "--update-baselines")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert result.parseoutcomes() == {"failed": 1, "passed": 1}, "nothing was updated"
     result.stdout.fnmatch_lines(["nothing of mode ours is written: no update can accept what *"])
     assert file.read_bytes() == before
     assert net("half", "--mode", "ours").ret == pytest.ExitCode.TESTS_FAILED
@@ -110,6 +120,7 @@ def test_another_mode_is_accepted_beside_a_broken_one(
     files = [accepted(pytester.path, "net", mode) for mode in ("ours", "mine")]
     ours, mine = (file.read_bytes() for file in files)
     result = net("half", "--mode", "ours,mine", "--update-baselines")
+    assert result.parseoutcomes()["updated"] == 2, "those of the right mode"
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert files[0].read_bytes() == ours
     assert files[1].read_bytes() != mine
@@ -123,13 +134,13 @@ def test_what_lacks_accepted_errors_is_told_once(
         file.unlink()
     result = net("", "--mode", "ours,int8")
     result.assert_outcomes(failed=4)
-    for mode, lines in zip(("ours", "int8"), blocks_of(result).values(), strict=True):
-        assert lines[0].startswith("no accepted ")
-        assert lines[1].startswith(
-            f"  to record it: pytest suites --model net.py:build --mode {mode}"
-        )
-        assert lines[2] == "  1 more test lacks accepted errors; -v names all"
-    assert sum(line.startswith("FAILED ") for line in result.stdout.lines) == 2, "one of each mode"
+    (lines,) = blocks_of(result).values()
+    assert lines == [
+        "4 tests have no accepted errors yet; -v names all",
+        "  to record it: pytest suites --model net.py:build --mode ours,int8 --update-baselines",
+    ]
+    (listed,) = [line for line in result.stdout.lines if line.startswith("FAILED ")]
+    assert listed.startswith("FAILED 4 tests have no accepted errors yet - suites/")
 
 
 @proof

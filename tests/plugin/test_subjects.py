@@ -166,7 +166,7 @@ def test_a_fault_is_the_first_line_everywhere(
         [
             f"{site} {fault}*",
             f"cause: {site.partition(' (')[0]} ({of}) {fault}*",
-            f"FAILED suites/{subject.suites[0]}::* - {site} {fault}*",
+            f"FAILED {site.partition(' (')[0]} ({of}) * - suites/{subject.suites[0]}::*",
         ]
     )
     (failure,) = ET.parse(house / "junit.xml").getroot().iter("failure")

@@ -53,7 +53,7 @@ def test_a_kind_of_one_file_is_judged_accepted_and_shown(
     result.stdout.fnmatch_lines(
         [
             "qgate: *, lengths lengths.json as boards, *",
-            "no accepted log2_amax at oak (lengths boards): record it *",
+            "2 tests have no accepted errors yet; -v names all",
             "  to record it: pytest suites/test_lengths.py --lengths lengths.json "
             "--lengths-name boards --update-baselines",
         ]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qgate.results import Tally, github_annotations, markdown_summary, merge, read
-from qgate.results.failure_causes import EarlierCause, KnownCauses
+from qgate.results.failure_causes import EarlierCause, KnownCauses, origin_of
 from qgate.text import for_markdown
 from tests.results.making import header, record, write
 
@@ -134,8 +134,8 @@ def test_the_same_words_everywhere() -> None:
     rows = [FAULT, *FOLLOWING]
     (cause,) = Tally(rows).causes
     assert cause.text() == (
-        "layers.3.up:weight (tiny, mode 2-1) is not what correct int8 gives: 1 > 0.1; 7 other "
-        "gates follow from it"
+        "layers.3.up:weight (tiny, mode 2-1) is not what correct int8 gives: 1 > 0.1; follow "
+        "from it: 5 layers, 1 gradient, the task"
     )
     assert markdown_summary(rows, header=header()).splitlines()[2] == (
         f"**cause: {for_markdown(cause.text())}**"
@@ -161,3 +161,38 @@ def test_a_test_says_what_it_follows_from_once_that_is_known() -> None:
     other = failing("layers.10.up:weight", order=155, fault="is transposed")
     assert known.add([other]).words == ""
     assert known.add([{**later, "mode": "another"}]).words == ""
+
+
+def test_what_comes_after_two_faults_follows_from_both() -> None:
+    late = failing("layers.9.up:weight", order=140, fault="is transposed")
+    between = failing("layers.5:output", "carried", "regression", order=75)
+    task = failing("logits", "task", "regression")
+    rows = [FAULT, late, between, task, failing("logits", "carried", "regression", order=200)]
+    first, second = Tally(rows).causes
+    assert first.followers_text == "follow from it: 1 layer, the logits, the task"
+    assert second.followers_text == "follow from it: the logits, the task"
+    both = f"follows from {first.place} and {second.place}"
+    assert origin_of([first, second], task["node"]) == both
+    assert origin_of([first, second], between["node"]) == f"follows from {first.place}"
+    known = KnownCauses()
+    known.add([FAULT])
+    known.add([late])
+    assert known.add([task]) == (both, False)
+
+
+def test_gates_with_the_same_fault_do_not_follow() -> None:
+    words = "is truncated, not rounded to the nearest"
+    faults = [failing(f"layers.{n}.up:weight", order=9 * n, fault=words) for n in range(3)]
+    gradients = [
+        failing(f"layers.{n}:input", "backward", "regression", order=9 * n) for n in range(2)
+    ]
+    (cause,) = Tally([*faults, *gradients]).causes
+    assert (cause.same, cause.followers_text) == (2, "follow from it: 2 gradients")
+
+
+def test_a_cause_says_where_its_code_is_and_what_to_do_about_it() -> None:
+    made = failing("layers.3.up:weight", code="kernels.py:7 Int8.forward", reproduction="one")
+    (cause,) = Tally([made]).causes
+    assert cause.suspect.code == "kernels.py:7 Int8.forward"
+    assert cause.suspect.script == "one"
+    assert cause.suspect.advice == "fix the quantizer or raise budget_db (default)"

@@ -199,7 +199,7 @@ def test_the_markdown_lists_modes_and_failures_worst_first() -> None:
         "## qgate: 6 of 9 gates failed, 1 new, 1 fault in 2-1, tiny on cpu",
         "",
         "**cause: count (tiny, mode 2-1) is out of its limit: nonfinite 2, limit &#60;= 0, not "
-        "finite; 5 other gates follow from it**",
+        "finite; follow from it: 5 layers**",
         "",
         "2 passed, 7 failed | 10 checks | improved: 1 | missing: 1",
     ]

@@ -17,6 +17,7 @@ from qgate.gate.measuring import late
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.canary import HEALTHY
 from qgate.gate.measuring.model_subject import ModelSubject
+from qgate.gate.measuring.own_code import own_code
 from qgate.gate.measuring.site_errors import differs, more_error
 from qgate.gate.measuring.suite_needs import SuiteNeeds
 from qgate.gate.policy import Policy
@@ -27,7 +28,8 @@ from qgate.loading import LateModule
 from qgate.models.task_metric import metric_name
 from qgate.modes import Mode
 from qgate.modes.formats import FP32
-from qgate.results.scopes import scope_of
+from qgate.results.schema import Record
+from qgate.results.scopes import Tier, scope_of
 from qgate.results.tasks import LONG_TEXT
 
 if TYPE_CHECKING:
@@ -77,6 +79,13 @@ class ModelGates(GateSession):
         room = {row.key: more_error(by_reference, row) for by_reference, row in pairs}
         note = f"not computed as by the reference's code, and right: {words}"
         return room, {"attention": note} if room else {}
+
+    def code_of(self, mode: Mode, row: Record) -> str:
+        scope = scope_of(row["scope"])
+        if scope.tier is not Tier.LOCAL:
+            return ""
+        model = self.bench.quantized(mode).model if mode.own else self.bench.model
+        return own_code(model.module, row["site"], is_before=scope.against_noise)
 
     def leave_reproduction(self, folder: Path, outcome: Outcome) -> Path | None:
         for row in outcome.record["rows"]:
