@@ -54,6 +54,8 @@ def element_faults(call: Call) -> Iterator[CallFault]:
     name, args, kwargs = call.name, call.args, call.kwargs
     if name in _ACTIVATED:
         own = "gelu by tanh" if kwargs.get("approximate") == "tanh" else name
+        if name in _UNARY:  # first: within its bounds a hard tanh is none
+            yield _left_out(name)
         for other, activation in ACTIVATIONS.items():
             if other != own and not (name in _UNARY and other == "the identity"):
                 yield CallFault(
@@ -157,12 +159,17 @@ def _of_topk(call: Call) -> Iterator[CallFault]:
 # Left out, twice, in another order ----------------------------------------------------------------
 
 
+def _left_out(own: str) -> CallFault:
+    return CallFault(f"{own} is left out", result=lambda a, _: a[0].clone())
+
+
 def general_faults(call: Call) -> Iterator[CallFault]:
     """List operators that are left out, done twice, or done before another one."""
     name, args = call.name, call.args
     if name in _UNARY and call.is_float and _alike(args[0], call.result):
         own = {"clamp_min": "clamp", "clamp_max": "clamp"}.get(name, name)
-        yield CallFault(f"{own} is left out", result=lambda a, _: a[0].clone())
+        if name not in _ACTIVATED:
+            yield _left_out(own)
         if name in ("clamp", "clamp_max", "clamp_min"):
             yield from _other_clamps(call)
         if name == "exp":

@@ -82,7 +82,7 @@ def test_the_canary_sings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "code of the file ran" in found.wrong
 
 
-def test_what_cannot_be_searched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_searched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found with a pattern on a store without credentials, and with half a character in a name."""
     import fsspec
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_searched_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     # The class that is in use: a run of pytest inside another test may have imported it anew.
     monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "glob", no_one)
-    with pytest.raises(QgateError, match="cannot be searched: no credentials"):
+    with pytest.raises(QgateError, match="cannot be reached: no credentials"):
         expand(["memory://x/*.pt"])
     with contextlib.suppress(QgateError):
         expand(["a*\ud884/*/x.pt"])
