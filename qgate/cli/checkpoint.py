@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from qgate.errors import QgateError
     from qgate.gate.policy import Policy
     from qgate.project.gate_kinds import named_after
+    from qgate.project.settings import limits_title
     from qgate.storage.output import check_folder
 
     if args.same:
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             "the one that the first was made from with --parent."
         )
     project = project_here()
-    policy = Policy.from_table(project.limits)
+    policy = Policy.from_table(project.limits, limits_title(project.source))
     folder = None if args.output_dir is None else location_of(args.output_dir)
     if folder is not None:
         check_folder(folder)

@@ -41,6 +41,7 @@ from qgate.gate.limits import (
 )
 from qgate.gate.measured import Measured
 from qgate.metrics import METRICS
+from qgate.project.settings import LIMITS_OF_PYPROJECT
 from qgate.results.schema import LooserLimit
 from qgate.results.scopes import SCOPES, Scope, scope_of
 
@@ -172,13 +173,13 @@ class Policy:
     model: str = ""
 
     @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Policy:
-        """Read the policy of a `[tool.qgate.limits]` table."""
-        where = "[tool.qgate.limits]"
+    def from_table(cls, table: Mapping[str, Any], where: str = LIMITS_OF_PYPROJECT) -> Policy:
+        """Read the policy of a table, which messages call `where`, as in `[limits] of a file`."""
         _check_keys(table, (*_VALUES, "rules", "reason"), f"key of {where}")
         rules = table.get("rules", [])
         if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
-            raise QgateError(f"rules of {where} are {rules!r}: write [[tool.qgate.limits.rules]].")
+            name = where.partition("]")[0].removeprefix("[")
+            raise QgateError(f"rules of {where} are {rules!r}: write [[{name}.rules]].")
         base = {key: value for key, value in table.items() if key != "rules"}
         settings = [_setting(where, base)]
         for number, rule in enumerate(rules, 1):

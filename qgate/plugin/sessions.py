@@ -25,6 +25,7 @@ from qgate.plugin.runs import SESSIONS, selection_of
 from qgate.plugin.settings import options_of
 from qgate.project.gate_kinds import GateKind, gate_kind, known_options
 from qgate.project.options import PathPair
+from qgate.project.settings import limits_title
 from qgate.storage.locations import relative_text
 from qgate.text import for_terminal
 
@@ -114,7 +115,7 @@ class Sessions:
         return typed
 
     def _policy(self) -> Policy:
-        return Policy.from_table(self.options.limits)
+        return Policy.from_table(self.options.limits, limits_title(self.options.source))
 
     def _shared(self) -> SharedOptions:
         """Return what all sessions of a run are told."""

@@ -23,6 +23,7 @@ else:
     foreign = LateModule("qgate.storage.foreign")
 
 NAME = "qgate.toml"
+LIMITS_OF_PYPROJECT = "[tool.qgate.limits]"
 
 
 def home_above(path: Path) -> Path | None:
@@ -63,6 +64,11 @@ class ProjectSettings:
     def suite_folders(self) -> tuple[str, ...]:
         """Return what `qgate run` runs: the suites named, or the folder suites."""
         return self.suites or (str(self.home / "suites"),)
+
+
+def limits_title(source: str) -> str:
+    """Return what messages call the table of limits of a settings file."""
+    return f"[limits] of {NAME}" if Path(source).name == NAME else LIMITS_OF_PYPROJECT
 
 
 def settings_above(path: Path) -> ProjectSettings:

@@ -11,7 +11,8 @@ from qgate.results.limit_kinds import limit_kind_of
 from qgate.text import change_figure, figures_apart, one_line, times_figure
 
 NOTHING = "-"
-_NOT_FINITE, _OVER_ZERO, _SAME = "not finite", "over 0", "same"
+_NOT_FINITE, _OVER_ZERO, _SAME, _IDEAL = "not finite", "over 0", "same", "ideal"
+_AS = {_SAME: "as accepted", _IDEAL: "as an ideal quantizer"}
 # A smaller change is written as none, and how far that is from its limit is the tolerance itself.
 _LEAST_CHANGE = 5e-4
 
@@ -24,7 +25,7 @@ class CheckView(NamedTuple):
     against   what the limit was made from: the accepted value, or an ideal quantizer's error
     change    the change from that: `+26 %`, `27x`, `6.2 dB` more than an ideal quantizer
     far       how many times its limit: `26.6x`, or a word where no number says it, as of a value
-              that is the accepted one; "-" where the value is not finite
+              that is the accepted or the ideal one; "-" where the value is not finite
     moved     the value over `against`; NaN without one
     times     how many times its limit, infinite where it is not finite; 1 where nothing is compared
     """
@@ -53,14 +54,14 @@ class CheckView(NamedTuple):
     @property
     def distance(self) -> str:
         """Write `26.6x its limit (regression)`."""
-        if self.far == _SAME:
-            return "as accepted"
+        if self.far in _AS:
+            return _AS[self.far]
         far = "over a limit of 0" if self.far == _OVER_ZERO else f"{self.far} its limit"
         return f"{far} ({self.kind})" if self._has_times else self.how_far
 
     @property
     def _has_times(self) -> bool:
-        return self.far not in (NOTHING, self.kind, _SAME) and bool(self.kind)
+        return self.far not in (NOTHING, self.kind, *_AS) and bool(self.kind)
 
     def text(self) -> str:
         """Write `relative_mse 9.2e-04, limit <= 3.5e-05, 26.6x its limit (regression)`."""
@@ -96,9 +97,16 @@ def view_of(check: Mapping[str, Any] | None, accepted: float | None = None) -> C
         if not is_number(value):
             now = _NOT_FINITE if kind.has_number else NOTHING
     far, times = _far(check)
-    if check["passed"] and kind.is_accepted and abs(moved - 1) < _LEAST_CHANGE:
-        far = _SAME
+    if check["passed"] and abs(moved - 1) < _LEAST_CHANGE:
+        far = _SAME if kind.is_accepted else _IDEAL if _is_tolerance(check, times) else far
     return CheckView(metric, check["kind"], now, most, before, change, far, moved, times)
+
+
+def _is_tolerance(check: Mapping[str, Any], times: float) -> bool:
+    """Tell if how far a value is from its limit is what a budget allows, as of an ideal value."""
+    allowed = check.get("allowed")
+    is_budget = limit_kind_of(check["kind"]).is_ideal and is_number(allowed)
+    return is_budget and abs(times * 10 ** (float(allowed or 0) / 10) - 1) < _LEAST_CHANGE
 
 
 def is_number(value: object) -> bool:

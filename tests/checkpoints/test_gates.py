@@ -162,7 +162,7 @@ def test_a_rule_that_says_why_allows_a_finding_at_a_site(
         capsys.readouterr()
         assert main(command) == exit_status
         shown = capsys.readouterr().out
-        is_allowed = "allowed by rule 1 of [tool.qgate.limits]: no tower: re:.*visual.*" in shown
+        is_allowed = "allowed by rule 1 of [limits] of qgate.toml: no tower: re:.*visual.*" in shown
         assert is_allowed == (sites == "visual")
     (tmp_path / "qgate.toml").write_text(settings.format("up_proj"))
     doubled = planted(pair / "child", tmp_path / "doubled", double_scales)

@@ -421,3 +421,18 @@ def test_no_plot_has_a_coordinate_that_is_no_number() -> None:
         assert '<path d="M' in html
         places = r" (?:d|points|x|y|cx|cy|r|transform|width|height)=[\"'][^\"']*(?:nan|inf)"
         assert not re.search(places, html)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "as an ideal quantizer"),
+        ({"value": 1.01e-3, "times": 0.9}, "0.9x its limit (budget)"),
+        ({"bound": 1e-1, "times": 1e-2}, "0.01x its limit (budget)"),
+        ({"kind": "regression"}, "as accepted"),
+    ],
+)
+def test_a_budget_that_is_not_used_is_no_figure(changes: dict[str, Any], words: str) -> None:
+    times = 10**-0.05
+    figures = {"value": 1e-3, "against": 1e-3, "bound": 1e-3 / times, "times": times}
+    assert view_of(vars(made_check(**(figures | changes)))).distance == words

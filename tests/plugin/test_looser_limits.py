@@ -33,8 +33,8 @@ def test_looser_limits_are_in_summary_header_and_page(project: Path, suites: Run
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(
         [
-            "2 limits are looser than the default: regression 1 (50x, [[]tool.qgate.limits]: a new "
-            "compiler); budget_db 2 (4x, rule 1 of [[]tool.qgate.limits]: no reason)"
+            "2 limits are looser than the default: regression 1 (50x, [[]limits] of qgate.toml: a "
+            "new compiler); budget_db 2 (4x, rule 1 of [[]limits] of qgate.toml: no reason)"
         ]
     )
     looser = header(project)["looser"]

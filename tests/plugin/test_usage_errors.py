@@ -53,7 +53,7 @@ ROWS: list[tuple[str, list[str], str]] = [
     ("no_report = 'yes'", [], "no_report = 'yes' is not allowed; it is true or false"),
     ("watch_underflow = 'yes'", [], "watch_underflow = 'yes' is not allowed; it is true or"),
     ("limits = 3", [], "limits = 3 is not allowed; it is a table"),
-    ("[limits]\nbudgetdb = 3", [], "unknown key of [tool.qgate.limits] 'budgetdb'"),
+    ("[limits]\nbudgetdb = 3", [], "unknown key of [limits] of qgate.toml 'budgetdb'"),
     ("[limits]\nbudget_db = -1", [], "limit budget_db = -1 is not allowed"),
     ("[limits]\nregression = 1.0", [], "limit regression = 1.0 switches that kind of limit off"),
     ("[limits]\nabsolute = ['mse>3']", [], "limit 'mse>3' would pass bad values"),
