@@ -37,7 +37,9 @@ def _rotations() -> Iterator[tuple[str, Rotation]]:
     yield "the rotation by position is left out", lambda x, _cos, _sin: x.clone()
     yield "the rotation by position turns pairs of neighbors, not of halves", _neighbors
     yield "the rotation by position turns the first half of each head alone", _of_half
-    yield "the rotation by position has exchanged cosines and sines", _exchanged
+    # Of queries and keys alike, the two give the same scores.
+    words = "the rotation by position turns the other way, or has exchanged cosines and sines"
+    yield words, _exchanged
     for dtype in HALVES:
         name = short_name(dtype)
         yield (

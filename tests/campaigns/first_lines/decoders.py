@@ -175,7 +175,7 @@ DECODER = (
     Fault("decoder", "one head 1 % off", attend(of_heads=set_at((slice(None), 2), times(1.01))), O_INPUT, "channels 32 to 47|head", bits=(8,)),
     Fault("decoder", "positions wrap after 200", wrap_angles, escaped("model.rotary_emb:output"), "tokens 200 to 319", bits=(16,)),
     Fault("decoder", "positions wrap after 128 in one layer", turned(wrapped), O_INPUT, "tokens 128 to 319", bits=(4,)),
-    Fault("decoder", "direction of rotation reversed in one layer", turned(lambda c, s: (c, -s)), O_INPUT, "subtracted", bits=(8,)),
+    Fault("decoder", "direction of rotation reversed in one layer", turned(lambda c, s: (c, -s)), O_INPUT, "subtracted|turns the other way", bits=(8,)),
     Fault("decoder", "query norm of eps 0.01", attribute(f"{AT}.q_norm", "variance_epsilon", lambda _: 1e-2), escaped(f"{AT}.q_norm:output"), "eps|factor each", bits=(16,)),
     Fault("decoder", "norms of queries and keys exchanged", exchanged_norms, escaped(f"{AT}.q_norm:output"), r"q_norm\.weight is \S+k_norm\.weight", bits=(4, 16)),
     Fault("decoder", "key norm without its weight", instead(f"{AT}.k_norm", plain_norm), escaped(f"{AT}.k_norm:output"), "weight|channels are off by a factor each", bits=(4,)),
