@@ -42,18 +42,17 @@ def _rotations() -> Iterator[tuple[str, Rotation]]:
     yield words, _exchanged
     for dtype in HALVES:
         name = short_name(dtype)
-        yield (
-            f"the cosines of positions are rounded to {name}",
-            lambda x, cos, sin, dtype=dtype: _turned(x, rounded(cos, dtype), sin),  # type: ignore[misc]
-        )
-        yield (
-            f"the sines of positions are rounded to {name}",
-            lambda x, cos, sin, dtype=dtype: _turned(x, cos, rounded(sin, dtype)),  # type: ignore[misc]
-        )
-        yield (
-            f"cosines and sines of positions are rounded to {name}",
-            lambda x, cos, sin, dtype=dtype: _turned(x, rounded(cos, dtype), rounded(sin, dtype)),  # type: ignore[misc]
-        )
+        yield f"the cosines of positions are rounded to {name}", _coarse(dtype, sines=False)
+        yield f"the sines of positions are rounded to {name}", _coarse(dtype, cosines=False)
+        yield f"cosines and sines of positions are rounded to {name}", _coarse(dtype)
+
+
+def _coarse(dtype: torch.dtype, *, cosines: bool = True, sines: bool = True) -> Rotation:
+    def rotation(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        cos = rounded(cos, dtype) if cosines else cos
+        return _turned(x, cos, rounded(sin, dtype) if sines else sin)
+
+    return rotation
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

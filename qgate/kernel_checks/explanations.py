@@ -323,15 +323,9 @@ def describe_wrong_reading(case: Failing) -> str:
 
 def _wrong_weight(case: Failing) -> str:
     """Name an argument of which the result holds another multiple than the reference's."""
-    if case.subject.output or not bool(case.actual.isfinite().all()):
-        return ""
     actual, expected = case.actual.double(), case.expected.values
-    for position, argument in enumerate(case.ideal):
-        if not (isinstance(argument, Tensor) and argument.is_floating_point()):
-            continue
-        changed = list(case.ideal)
-        changed[position] = torch.zeros_like(argument)
-        share = expected - evaluate(case.subject.like, changed)
+    for position, argument, of_changed in _changeable(case):
+        share = expected - of_changed(torch.zeros_like(argument))
         energy = float(share.square().sum())
         if not 0 < energy < math.inf:
             continue
@@ -345,29 +339,36 @@ def _wrong_weight(case: Failing) -> str:
 
 def describe_scaled_argument(case: Failing) -> str:
     """Name an argument that counts a number of times wherever the reference reads it."""
-    if case.subject.output or not bool(case.actual.isfinite().all()):
-        return ""
     actual = case.actual.double()
-    for position, argument in enumerate(case.ideal):
-        if not (isinstance(argument, Tensor) and argument.is_floating_point()):
-            continue
-
-        def at(factor: float, position: int = position, argument: Tensor = argument) -> Tensor:
-            changed = [*case.ideal[:position], argument * factor, *case.ideal[position + 1 :]]
-            return evaluate(case.subject.like, changed)
-
+    for position, argument, of_changed in _changeable(case):
         for factor in (1.0, -1.0):
             distance = math.inf
             for _ in range(_NEWTON_STEPS):
-                result = at(factor)
+                result = of_changed(argument * factor)
                 missing = actual - result
                 if Expected.around(result, case.expected.width).explains(case.actual):
                     noise = float(missing.square().mean().sqrt() / argument.square().mean().sqrt())
                     return f"argument {position} counts {factor_words(factor, noise)} times"
                 before, distance = distance, float(missing.square().sum())
-                slope = (at(factor + _SLOPE_STEP) - result) * (1 / _SLOPE_STEP)
+                slope = of_changed(argument * (factor + _SLOPE_STEP)) - result
+                slope *= 1 / _SLOPE_STEP
                 energy = float(slope.square().sum())
                 if not (distance < before / 2 and 0 < energy < math.inf):
                     break
                 factor += float((missing * slope).sum()) / energy
     return ""
+
+
+def _changeable(case: Failing) -> Iterator[tuple[int, Tensor, Callable[[Tensor], Tensor]]]:
+    """Yield tensors that are not all zero, with what the reference makes of another one there."""
+    if case.subject.output or not bool(case.actual.isfinite().all()):
+        return
+    for position, argument in enumerate(case.ideal):
+        if not (isinstance(argument, Tensor) and argument.is_floating_point() and argument.any()):
+            continue
+
+        def of_changed(other: Tensor, position: int = position) -> Tensor:
+            changed = [*case.ideal[:position], other, *case.ideal[position + 1 :]]
+            return evaluate(case.subject.like, changed)
+
+        yield position, argument, of_changed
