@@ -22,6 +22,10 @@ from qgate.models.rows import real_tokens, token_ids, without_padding
 from qgate.models.sites import Site, like
 from qgate.text import counted, listed, megabytes
 
+LOSS_SCALE = 2.0**8
+"""Keeps gradients in float16 above its smallest numbers, as training does."""
+_GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it differ in their fractions, near ones by much."""
 Loss = Callable[[Tensor, Any], Tensor]
 Keep = Callable[[int, Site, Tensor], "Tensor | None"]
 
@@ -226,22 +230,34 @@ class _Forced(torch.autograd.Function):
 
 
 def loss_of(outputs: Mapping[str, Tensor], sample: Any) -> Tensor:
-    """Return the loss of the logits, and the mean square of each other output."""
+    """Return the loss of the logits, and the weighted mean square of each other output."""
     loss = next_token_loss(outputs["logits"], sample)
     for name, output in outputs.items():
         if name != "logits" and output.numel():
-            loss = loss + output.float().square().mean().to(loss.device)
+            loss = loss + _weighted_square(output).to(loss.device)
     return loss
 
 
 def next_token_loss(logits: Tensor, sample: Any) -> Tensor:
-    """Return the mean cross entropy of the next token, or the mean square of other outputs."""
+    """Return the mean cross entropy of the next token, or the loss of outputs without tokens."""
     ids, real = token_ids(sample), real_tokens(sample)
     if ids is not None and are_logits(logits, ids) and ids.shape[-1] > 1:
         ids = masked_ids(ids, sample).to(logits.device)
         rows = logits[..., :-1, :].float().flatten(0, -2)
         return cross_entropy(rows, ids[..., 1:].flatten(), ignore_index=PADDING)
-    return without_padding(logits, real).float().square().mean()
+    return _weighted_square(without_padding(logits, real))
+
+
+def _weighted_square(output: Tensor) -> Tensor:
+    """Return the mean of squares, with weights from 0.5 to 1.5 that differ along each row.
+
+    Without them a norm at the end, of features or of an embedding, would keep the loss constant,
+    and all gradients would be what rounding leaves of zero.
+    """
+    number = output[0].numel() if output.dim() > 1 and len(output) else output.numel()
+    steps = torch.arange(1, number + 1, dtype=torch.float64, device="cpu") * _GOLDEN
+    weights = (steps.frac() + 0.5).to(output.device, torch.float32)
+    return (output.float().square().reshape(-1, max(number, 1)) * weights).mean()
 
 
 def _with_gradients(
@@ -282,14 +298,19 @@ def _with_gradients(
 
         def arrived(grad: Tensor) -> Tensor | None:
             if site.name in at_outputs:
-                grad = at_outputs[site.name][sample_index].to(grad)
-            grads[site.name][index] = grad.detach().clone()
+                grad = (at_outputs[site.name][sample_index] * scale).to(grad)
+            grads[site.name][index] = unscaled(grad.detach())
             return grad if site.name in at_outputs else None
 
         hooks.keep(tensor.register_hook(arrived))
         return tensor
 
     parameters = [p for p in model.module.parameters() if p.requires_grad]
+    scale = LOSS_SCALE if any(p.dtype == torch.float16 for p in parameters) else 1.0
+
+    def unscaled(grad: Tensor) -> Tensor:
+        return grad.clone() if scale == 1 else grad.float() * (1 / scale)
+
     before = [p.grad for p in parameters]
     try:
         for p in parameters:
@@ -312,7 +333,7 @@ def _with_gradients(
                     )
                 try:
                     with exact_math():
-                        value.backward()
+                        (value * scale).backward()
                 except RuntimeError as error:
                     if "inplace operation" not in str(error):
                         raise
@@ -324,7 +345,7 @@ def _with_gradients(
             if len(site_gradients) < len(record.tensors[name]) and name not in leaves:
                 raise QgateError(f"no gradient reaches {name} of {model.name}: it depends on none.")
         for name, leaf in leaves.items():
-            grads[name] = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()]
+            grads[name] = [torch.zeros_like(leaf) if leaf.grad is None else unscaled(leaf.grad)]
     finally:
         hooks.remove()
         for p, grad in zip(parameters, before, strict=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -125,15 +126,26 @@ def read_tensors(spec: str) -> Iterator[StoredTensor]:
     except Exception as error:
         raise_interruption()
         if type(error).__name__ == "UnpicklingError":
-            raise QgateError(
-                f"{spec!r} holds more than tensors, or is no .pt file, and would have to run code "
-                "to be read; that is refused. Save the tensor alone."
-            ) from None
+            raise _refused(spec, path, str(error)) from None
         text = first_line(error)
         detail = f" ({text})" if len(text) > 8 else ""
         raise QgateError(
             f"{spec!r} cannot be read; it is damaged or no {path.suffix} file{detail}."
         ) from None
+
+
+def _refused(spec: str, path: Location, error: str) -> QgateError:
+    """Return the error for a torch file that holds a class, of which torch names the first."""
+    named = re.search(r"Unsupported global: GLOBAL ([\w.]{1,80})", error)
+    if named and named[1].startswith("torchao."):
+        return QgateError(
+            f"{spec!r} holds weights that torchao quantized ({named[1]}), which `qgate checkpoint "
+            f"{path}` reads. Give the tensors that they were made from."
+        )
+    return QgateError(
+        f"{spec!r} holds more than tensors, or is no .pt file, and would have to run code"
+        f"{f' ({named[1]})' if named else ''} to be read; that is refused. Save the tensor alone."
+    )
 
 
 def floats_in(spec: str) -> dict[str, int]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import qgate
 from qgate.capture.next_tokens import masked_ids, predicts_next_tokens
-from qgate.capture.running import next_token_loss
+from qgate.capture.running import loss_of, next_token_loss
 
 
 class Tokens(nn.Module):
@@ -79,4 +79,18 @@ def test_the_loss_is_that_of_token_ids_in_any_sample() -> None:
     expected = next_token_loss(of(IDS), IDS)
     assert torch.equal(next_token_loss(of(IDS), (IDS,)), expected)
     assert torch.equal(next_token_loss(of(IDS), {"input_ids": IDS}), expected)
-    assert torch.equal(next_token_loss(of(IDS), IDS.float()), of(IDS).square().mean())
+
+
+def test_a_norm_at_the_end_does_not_keep_the_loss_constant() -> None:
+    rows = torch.randn(3, 5, 16, dtype=torch.float64, requires_grad=True)
+    for dims in (-1, (0, 1), (1, 2)):
+        unit = rows / rows.norm(dim=dims, keepdim=True)
+        loss = loss_of({"logits": unit, "hidden": unit}, None)
+        (gradient,) = torch.autograd.grad(loss, rows)
+        assert gradient.norm() > 0.1 * loss / rows.detach().norm(), dims
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (4,), (0, 8), (2, 3), (2, 3, 4, 5)])
+def test_outputs_of_any_shape_have_a_loss(shape: tuple[int, ...]) -> None:
+    loss = loss_of({"logits": torch.ones(2, 2), "more": torch.ones(shape)}, None)
+    assert 0.5 < loss < 3.5

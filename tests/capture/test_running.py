@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 import qgate
 from qgate import Model, QgateError, Rule, capture, modes
 from qgate.capture import pick_sites, run
+from qgate.capture.running import next_token_loss
 from tests.capture import networks
 from tests.capture.networks import model
 
@@ -258,7 +259,11 @@ def test_gradients_are_those_of_autograd(twice: bool) -> None:
     it.module.zero_grad()
     for sample in it.inputs:
         logits, single = it.module(sample), sample.shape[1] == 1
-        loss = logits.square().mean() if single else cross_entropy(logits[0, :-1], sample[0, 1:])
+        loss = (
+            next_token_loss(logits, sample)
+            if single
+            else cross_entropy(logits[0, :-1], sample[0, 1:])
+        )
         loss.backward()
     for handle in handles:
         handle.remove()
@@ -289,6 +294,23 @@ def test_what_two_modules_read_has_a_gradient_from_each() -> None:
     pair: Any = it.module
     torch.testing.assert_close(grads["a:input"][0][0], pair.a.weight.sum(0).detach())
     torch.testing.assert_close(grads["b:input"][0][0], 3 * pair.b.weight.sum(0).detach())
+
+
+def test_gradients_in_float16_are_those_of_a_loss_that_is_scaled() -> None:
+    torch.manual_seed(0)
+    x, net = torch.randn(8, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def gradients(dtype: torch.dtype, at_outputs: float) -> list[Tensor]:
+        it = Model(net.to(dtype), [x.to(dtype).requires_grad_()], "two")
+        record = run(
+            it, r".:(input|weight)", gradients=True, loss=lambda y, _: (y * at_outputs).sum()
+        )
+        return [grad.detach() for grads in record.gradients.values() for grad in grads]
+
+    small = gradients(torch.float32, 2.0**-27)
+    for half, single in zip(gradients(torch.float16, 2.0**-27), small, strict=True):
+        torch.testing.assert_close(half, single, rtol=0.2, atol=2.0**-30)
+    assert all(grad.abs().max() < 2.0**-22 for grad in small)
 
 
 @pytest.mark.parametrize("view", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,24 @@ class Evil:
         return open, ("betrayed", "w")
 
 
+def save_torchao(path: Path) -> None:
+    """Save a model whose weight torchao quantized."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    model = torch.nn.Linear(32, 32)
+    quantize_(model, Int8WeightOnlyConfig())
+    torch.save(model.state_dict(), path)
+
+
+@pytest.fixture
+def no_known_classes() -> Iterator[None]:
+    """Let torch forget the classes that packages told it of: a user's process knows none."""
+    listed = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    yield
+    torch.serialization.add_safe_globals(listed)
+
+
 @pytest.mark.parametrize(
     ("name", "make", "words"),
     [
@@ -88,7 +107,8 @@ class Evil:
         ("text.safetensors", lambda path: path.write_text("hello"), "is damaged or no .safetensors file"),
         ("text.npy", lambda path: path.write_text("hello"), "cannot be read"),
         ("text.npz", lambda path: path.write_text("hello"), "cannot be read"),
-        ("evil.pt", lambda path: torch.save(Evil(), path), "would have to run code"),
+        ("evil.pt", lambda path: torch.save(Evil(), path), "would have to run code (io.open)"),
+        ("torchao.pt", save_torchao, "which `qgate checkpoint torchao.pt` reads"),
         ("evil.npy", lambda path: np.save(path, np.array([Evil()])), "cannot be read"),
         ("number.pt", lambda path: torch.save(3.5, path), "holds a float, not a tensor"),
         ("none.pt", lambda path: torch.save({"step": 3}, path), "holds no tensor; it has step: int"),
@@ -97,8 +117,11 @@ class Evil:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_bad_files_get_one_line(folder: Path, name: str, make: object, words: str) -> None:
+def test_bad_files_get_one_line(
+    folder: Path, name: str, make: object, words: str, request: pytest.FixtureRequest
+) -> None:
     make(folder / name)
+    request.getfixturevalue("no_known_classes")
     with pytest.raises(QgateError) as caught:
         list(read_tensors(name))
     assert words in str(caught.value)

@@ -167,6 +167,7 @@ STRUCTURES = {
     "adapted": Structure(texts.Adapted, _ids),
     "stops early": Structure(texts.StopsEarly, _ended_early),
     "masked encoder": Structure(texts.MaskedEncoder, _padded),
+    "unit embeddings": Structure(texts.UnitEmbeddings, _ids),
     "both ways": Structure(texts.BothWays, _of_lengths),
     "packed": Structure(texts.PackedTexts, _of_lengths),
     "native bfloat16": Structure(texts.NativeBfloat16, _ids),

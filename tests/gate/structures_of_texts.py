@@ -317,6 +317,25 @@ class MaskedEncoder(OfTexts):
         return cast(Tensor, self.head(x + self.mixing(x)))
 
 
+class UnitEmbeddings(nn.Module):
+    """Norms after each sum, and an embedding of length one for each text, as retrieval uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mixing = nn.Embedding(WORDS, WIDTH), FeedForward()
+        self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        with torch.no_grad():  # as such models begin, so scores and their gradients are small
+            for weight in (x for x in self.parameters() if x.dim() > 1):
+                weight.normal_(0, 0.02)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.embed(ids)
+        x = self.norms[0](x + self.attention(x, x, x, need_weights=False)[0])
+        x = self.norms[1](x + self.mixing(x))
+        return F.normalize(x.mean(1), dim=-1), x
+
+
 class BothWays(nn.Module):
     """A recurrent network that reads from both ends, and counts each text's own tokens."""
 

@@ -131,6 +131,7 @@ _ONES: Change = torch.ones_like
 _FAULTS: tuple[tuple[str, str, Plant, str, str], ...] = (
     ("graph", "messages are too large", after("layers.0.message", times(1.02)), "int8 bf16", "forward"),
     ("graph", "gradients of messages are too large", after("layers.0.message", _gradient), "int8 bf16", "gradients"),
+    ("unit embeddings", "gradients of sums are too large", after("mixing", _gradient), "int8 bf16 fp16", "gradients"),
     ("two towers", "one image is wrong", after("image_tower", set_at((1,), times(1.1))), "int8 bf16", "forward"),
     ("two towers", "images depend on each other", after("image_tower", _mixed_rows(0.01)), "int8", "relations"),
     ("recommender", "a row of a table is wrong", stored("bags.0", "weight", set_at((slice(0, 8),), times(1.05))), "int8 bf16", "forward"),

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qgate.capture.running import loss_of
+from qgate.capture.running import LOSS_SCALE, loss_of
 from qgate.devices import exact_math
 from qgate.expected.dispatching import MovedOperators
 from qgate.expected.intermediates import HALVES
@@ -65,8 +65,6 @@ _ADDED_IN_HALF = 0.25
 """The limit for gradients of vectors in 16 bits: torch's layer norm on a CPU adds the tokens up in
 that dtype, and 12 % of a sum over 1,000 tokens were lost."""
 
-_LOSS_SCALE = 2.0**8
-"""Keeps gradients in float16 above its smallest numbers, as training does."""
 _TWIN_ROUNDINGS = 3.0
 """Roundings by which a row may be off that of the reference's code in the same dtype: gradients of
 several readers are added in another order."""
@@ -455,7 +453,7 @@ def take_gradients(segments: Segments, sample: Any) -> GradientPass:
             return GradientPass(Passed(), {}, {}, {}, {})
         outputs |= {name: copied for name, copied in copies.items() if copied is not None}
         with exact_math():
-            loss = loss_of(outputs, sample) * _LOSS_SCALE
+            loss = loss_of(outputs, sample) * LOSS_SCALE
             of_parameters = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
     of_outputs = {name: gradients.pop(name)[0] for name in outputs}
     for name in outputs:
