@@ -3,11 +3,11 @@
 A test of many slow cases carries `@share(one_in=N, by=(...))`. A run then does one in N of them,
 and of every value of what `by` names at least one, so that each format, kind or suite is entered.
 Slow tests of a file that carry `@share(one_in=N, group=NAME)` are drawn as the cases of one test.
-Of a test without a mark that crosses two tables or more, a run does a quarter once there are more
+Of a test without a mark that crosses two tables or more, a run does a sixth once there are more
 than a dozen cases, and every row of every table at least once.
-A test of seconds that carries `@proof` is one of the proofs, of which a run does one in sixteen. A
+A test of seconds that carries `@proof` is one of the proofs, of which a run does one in two dozen. A
 file whose tests need one thing that takes long to make carries `pytestmark = slow_file`, and so may
-a class: a run does one in eight of those files, and each that is named; of each of the others it does
+a class: a run does one in twelve of those files, and each that is named; of each of the others it does
 the tests that carry `@always`, which are quick, or else one case.
 
     python -m pytest tests                    a share, that of SEED
@@ -53,15 +53,15 @@ def share(
     return mark
 
 
-CROSSED = 4
+CROSSED = 6
 """A run does one in so many cases of a test that crosses tables."""
 FEW_CASES = 12
 """Tests of that many cases run whole, unless they are marked."""
 
 _PROOFS = "proofs of all files"
 _SLOW_FILES = "files whose tests share what takes long"
-proof = share(16, group=_PROOFS)
-slow_file = share(8, group=_SLOW_FILES, unit="file")
+proof = share(24, group=_PROOFS)
+slow_file = share(12, group=_SLOW_FILES, unit="file")
 always = share(1)
 
 

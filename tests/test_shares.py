@@ -153,11 +153,11 @@ def test_proofs_are_drawn_from_all_files_together(project: pytest.Pytester) -> N
 def test_slow_files_are_drawn_whole_and_run_where_they_are_named(project: pytest.Pytester) -> None:
     slow = "from tests.shares import slow_file\npytestmark = slow_file\n"
     tests = "\n".join(f"def test_{n}(): pass" for n in range(4))
-    project.makepyfile(**{f"test_{name}": slow + tests for name in "abcdefghijkl"})
+    project.makepyfile(**{f"test_{name}": slow + tests for name in "abcdefghijklmn"})
     some = project.runpytest_inprocess("-v", "-k", "not tables", "--case-seed", "a")
-    some.assert_outcomes(passed=2 * 4 + 10, deselected=10 * 3 + len(CASES) + 7)
+    some.assert_outcomes(passed=2 * 4 + 12, deselected=12 * 3 + len(CASES) + 7)
     counts = Counter(re.findall(r"(test_\w)\.py::test_\d PASSED", some.stdout.str()))
-    assert sorted(counts.values()) == [1] * 10 + [4] * 2  # of the others one test
+    assert sorted(counts.values()) == [1] * 12 + [4] * 2  # of the others one test
     grouped = "class TestGroup:\n    def test_1(self): pass\n    def test_2(self): pass\n"
     project.makepyfile(test_y=slow + grouped + tests, test_z=slow + grouped + tests)
     names = ["test_b.py", "test_c.py", "test_d.py::test_1"]
@@ -185,7 +185,7 @@ def test_one_table(size):
 """
 
 
-def test_of_crossed_tables_a_quarter_runs_and_every_row(
+def test_of_crossed_tables_a_sixth_runs_and_every_row(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project.makepyfile(test_crossed=CROSSED)

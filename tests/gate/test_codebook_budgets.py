@@ -65,7 +65,7 @@ def model_of(cast: Callable[[Tensor], Tensor], fmt: str, **options: str) -> qgat
     return qgate.Model(net, [torch.randn(1, 512, 256)], "net", modes={"mine": kernel})
 
 
-@share(3)
+@share(9)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_decibel_beyond_an_ideal_quantizer_is_red(fmt: str, tmp_path: Path) -> None:
     right = model_of(lambda w: qgate.quantize(w, fmt), fmt)
@@ -75,6 +75,7 @@ def test_a_decibel_beyond_an_ideal_quantizer_is_red(fmt: str, tmp_path: Path) ->
     assert f"1.0 dB over the ideal {fmt} quantizer, 0.5 allowed" in line
 
 
+@share(9)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_mode_of_rules_is_ideal(fmt: str) -> None:
     mode = Mode("mine", "weights of one format", rules=(Rule(":weight$", fmt),))
@@ -97,6 +98,7 @@ def test_channels_along_another_axis_than_blocks_are_refused() -> None:
         modes.apply(mode, model)
 
 
+@share(4)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_search_for_scales_of_vectors_comes_as_near_as_ggml(name: str) -> None:
     weight, q = BLOCKS["weight"].astype(np.float64), qgate.Quantizer(name.split()[0].lower())
@@ -104,7 +106,7 @@ def test_a_search_for_scales_of_vectors_comes_as_near_as_ggml(name: str) -> None
     assert -1.5 < 10 * np.log10(searched_error(weight, q) / error) < 0.1
 
 
-@share(3)
+@share(9)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_blocks_of_ggml_are_within_the_budget_of_searched_scales(name: str, tmp_path: Path) -> None:
     fmt = name.split()[0].lower()
@@ -115,6 +117,7 @@ def test_blocks_of_ggml_are_within_the_budget_of_searched_scales(name: str, tmp_
     assert f"dB over the ideal {fmt} (searched scales) quantizer" in line
 
 
+@share(4)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_checks_of_blocks_of_ggml_allow_what_a_search_leaves(name: str) -> None:
     weight, fmt = torch.from_numpy(BLOCKS["weight"]).float(), name.split()[0].lower()

@@ -92,7 +92,7 @@ def wrong(kind: str, mode: str, seed: int, fault: str = "") -> list[Measured]:
     return [row for row in every if row.why]
 
 
-@share(4)
+@share(12)
 @pytest.mark.parametrize("kind", ["topk", "max", "argmax"])
 @pytest.mark.parametrize("mode", ["int8", "mxfp4", "bf16", "fp16"])
 @pytest.mark.parametrize("seed", range(3))
@@ -108,7 +108,7 @@ def test_a_wrong_choice_and_a_wrong_weight_are_red(fault: str, mode: str) -> Non
     assert wrong("topk", mode, 0, fault)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("is_called", [True, False], ids=["empty calls", "no calls"])
 @pytest.mark.parametrize("mode", ["int8", "mxfp4", "bf16"])
 def test_experts_that_no_token_reaches_are_left_out(

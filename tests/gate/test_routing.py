@@ -70,11 +70,11 @@ def _one_expert_louder(router: Any) -> None:
         router.weight[2] *= 1.5
 
 
-@share(2)
+@share(8)
+@pytest.mark.parametrize("family", [MIXTRAL, QWEN], ids=["mixtral", "qwen"])
 @pytest.mark.parametrize("mode", ["bf16", "fp16"])
 @pytest.mark.parametrize("change", [_another_expert, _one_expert_louder])
-def test_a_wrong_router_is_red(change: Callable[[nn.Module], None], mode: str) -> None:
-    for family in (MIXTRAL, QWEN):
-        found = wrong(family, mode, 0, change)
-        assert found
-        assert all(row.site.startswith(("model.layers.1", "logits")) for row in found)
+def test_a_wrong_router_is_red(family: Any, change: Callable[[nn.Module], None], mode: str) -> None:
+    found = wrong(family, mode, 0, change)
+    assert found
+    assert all(row.site.startswith(("model.layers.1", "logits")) for row in found)

@@ -11,6 +11,7 @@ import transformers
 
 import qgate
 from tests.campaigns.first_lines.planting import first_line_of
+from tests.shares import share
 
 
 def gemma() -> qgate.Model:
@@ -37,6 +38,7 @@ def without_cap_of_scores(network: Any) -> None:
     network.model.layers[0].self_attn.attn_logit_softcapping = None
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("plant", "site", "mode"),
     [
