@@ -12,10 +12,9 @@ from qgate.loading import LateModule, without_collector
 from qgate.page.pages import page_parts
 from qgate.page.runs import Run, run_of_records
 from qgate.results.ci import markdown_summary
+from qgate.results.files import effective_header, read, to_csv
 from qgate.results.pictures import Plots
-from qgate.results.reading import effective_header, read
 from qgate.results.summary import Tally, set_up_lines
-from qgate.results.table import to_csv
 from qgate.storage.access import write_parts, write_text
 from qgate.text import one_line
 

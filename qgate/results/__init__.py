@@ -13,13 +13,11 @@ if TYPE_CHECKING:
         junit_properties,
         markdown_summary,
     )
+    from qgate.results.files import Writer, csv_table, read, to_csv, write_results
     from qgate.results.merging import MergedResults, merge
     from qgate.results.ranking import binding, measured_sites, worst_first
-    from qgate.results.reading import read
     from qgate.results.schema import check_storable, new_header
     from qgate.results.summary import Tally
-    from qgate.results.table import csv_table, to_csv
-    from qgate.results.writing import Writer, write_results
 
 __all__ = [
     "MergedResults",
@@ -45,12 +43,10 @@ __getattr__ = lazy(
     __name__,
     {
         "ci": "github_annotations github_error junit_properties markdown_summary",
+        "files": "Writer csv_table read to_csv write_results",
         "merging": "MergedResults merge",
         "ranking": "binding measured_sites worst_first",
-        "reading": "read",
         "schema": "check_storable new_header",
         "summary": "Tally",
-        "table": "csv_table to_csv",
-        "writing": "Writer write_results",
     },
 )
