@@ -15,9 +15,9 @@ from qgate.project.gate_kinds import gate_kinds
 from qgate.project.options import PathPair
 from qgate.results.check_views import NOTHING, CheckView, view_of
 from qgate.results.failure_causes import cause_of, suspect_of
-from qgate.results.headlines import verdict_texts
 from qgate.results.ranking import needs_accepted, severity
 from qgate.results.schema import Record
+from qgate.results.summary import verdict_texts
 from qgate.text import counted
 
 FAILED, NEW, UNKNOWN, PASSED, IMPROVED = "failed", "new", "no verdict", "passed", "improved"

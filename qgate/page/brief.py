@@ -17,11 +17,10 @@ from qgate.page.terminal import (
 )
 from qgate.results.extent import coverage_in, covered_texts, undeclared_texts
 from qgate.results.failure_causes import FailureCause
-from qgate.results.headlines import verdict_texts
 from qgate.results.met_shapes import unmet_text
 from qgate.results.power import least_power_text
 from qgate.results.run_facts import RUN_FACTS, is_warned
-from qgate.results.summary import Tally
+from qgate.results.summary import Tally, verdict_texts
 from qgate.text import beginning
 
 _CAUSES = 10

@@ -10,9 +10,9 @@ from qgate.page.reports import LoadedRun, about
 from qgate.results.ci import MarkdownPage, markdown_head, markdown_row
 from qgate.results.extent import partial_text
 from qgate.results.files import read
-from qgate.results.headlines import verdict_text
 from qgate.results.movements import EQUAL, Movement, Movements, movement
 from qgate.results.other_tests import other_test_lines
+from qgate.results.summary import verdict_text
 from qgate.text import counted, figures_apart, for_markdown
 
 MARK = "<!-- qgate report --format comment -->"

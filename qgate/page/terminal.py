@@ -16,7 +16,6 @@ from qgate.page.tables import (
 )
 from qgate.results.extent import partial_text
 from qgate.results.failure_causes import FailureCause
-from qgate.results.headlines import verdict_texts
 from qgate.results.other_tests import (
     NOT_FINISHED,
     ended_badly,
@@ -26,7 +25,7 @@ from qgate.results.other_tests import (
     other_tests_text,
 )
 from qgate.results.run_facts import RUN_FACTS
-from qgate.results.summary import ComparisonSummary, ModeSummary, Tally
+from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, verdict_texts
 from qgate.text import counted, for_terminal, one_line
 
 Color = Literal["", "red", "green", "yellow"]

@@ -8,7 +8,6 @@ from typing import Any
 from qgate.results.check_views import view_of
 from qgate.results.extent import partial_text
 from qgate.results.failure_causes import origin_of
-from qgate.results.headlines import verdict_text
 from qgate.results.other_tests import (
     NOT_FINISHED,
     ended_badly,
@@ -20,7 +19,7 @@ from qgate.results.other_tests import (
 from qgate.results.ranking import binding, binding_checks, worst_first
 from qgate.results.run_facts import RUN_FACTS
 from qgate.results.schema import is_counted
-from qgate.results.summary import ComparisonSummary, ModeSummary, Tally
+from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, verdict_text
 from qgate.text import (
     for_markdown,
     for_workflow,
