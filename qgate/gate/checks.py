@@ -18,8 +18,8 @@ from qgate.gate.measured import Measured, is_finite
 from qgate.metrics import METRICS, Metric, sample_number
 from qgate.metrics.intervals import mean_interval
 from qgate.metrics.plan_changes import is_plan_change
+from qgate.results.checks import severity
 from qgate.results.limit_kinds import NO_ACCEPTED, LimitKind, limit_kind_of
-from qgate.results.ranking import severity
 from qgate.results.scopes import Scope, scope_of
 
 NO_SAMPLES = "the accepted file has figures of the mean alone: --update-baselines adds the samples"

@@ -13,7 +13,7 @@ from qgate.gate.verdict import Verdict
 from qgate.metrics import METRICS
 from qgate.metrics.grades import graded
 from qgate.metrics.plan_changes import PlanChange, merged, plan_changes
-from qgate.results.check_views import decibels_over, view_of
+from qgate.results.checks import decibels_over, view_of
 from qgate.results.failure_causes import EarlierCause, said_of
 from qgate.results.schema import FindingWords
 from qgate.text import change_figure, counted, figure_text, figures_apart, one_line

@@ -11,7 +11,6 @@ from qgate.errors import QgateError
 from qgate.gate.checks import Check, checks_of
 from qgate.gate.limits import Limits
 from qgate.gate.measured import Measured
-from qgate.results.ranking import needs_accepted
 from qgate.text import counted
 
 _NO_SITE = "no such site"
@@ -60,7 +59,7 @@ class Verdict(Overviewed):
         model is the cause; of two engines it is the first beyond what was accepted.
         """
         own = [check for check in self.failed if check.about.enters and check.limit.has_number]
-        return min(own, key=lambda c: (needs_accepted(vars(c)), *c.position), default=None)
+        return min(own, key=lambda c: (c.limit.needs_accepted, *c.position), default=None)
 
     @property
     def first_source(self) -> str | None:

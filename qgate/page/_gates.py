@@ -32,7 +32,7 @@ from qgate.page._texts import (
 from qgate.page.plots.growth import error_growth
 from qgate.page.plots.panels import Panel, panels_of
 from qgate.page.runs import RecordedGate, Run
-from qgate.results.check_views import NOTHING
+from qgate.results.checks import NOTHING
 from qgate.results.failure_causes import FailureCause, cause_of, is_one_fault
 from qgate.results.pictures import Plots
 from qgate.text import listed, one_line, shortened

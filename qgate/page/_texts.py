@@ -13,9 +13,8 @@ from qgate.gate.updating import hint
 from qgate.page.runs import RecordedGate, Run
 from qgate.project.gate_kinds import gate_kinds
 from qgate.project.options import PathPair
-from qgate.results.check_views import NOTHING, CheckView, view_of
+from qgate.results.checks import NOTHING, CheckView, severity, view_of
 from qgate.results.failure_causes import cause_of, suspect_of
-from qgate.results.ranking import needs_accepted, severity
 from qgate.results.schema import Record
 from qgate.results.summary import verdict_texts
 from qgate.text import counted
@@ -109,7 +108,7 @@ def evidence(gate: RecordedGate) -> list[Record]:
 
 def best_first(record: Record) -> list[Check]:
     """Sort the failed checks of a record: limits that need no accepted value first, then worst."""
-    return sorted(failed_checks(record), key=lambda check: needs_accepted(vars(check)))
+    return sorted(failed_checks(record), key=lambda check: check.limit.needs_accepted)
 
 
 def nearness_text(gate: RecordedGate) -> str:

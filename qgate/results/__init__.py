@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from qgate.exports import lazy
 
 if TYPE_CHECKING:
+    from qgate.results.checks import binding, measured_sites, worst_first
     from qgate.results.ci import (
         github_annotations,
         github_error,
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     )
     from qgate.results.files import Writer, csv_table, read, to_csv, write_results
     from qgate.results.merging import MergedResults, merge
-    from qgate.results.ranking import binding, measured_sites, worst_first
     from qgate.results.schema import check_storable, new_header
     from qgate.results.summary import Tally
 
@@ -42,10 +42,10 @@ __all__ = [
 __getattr__ = lazy(
     __name__,
     {
+        "checks": "binding measured_sites worst_first",
         "ci": "github_annotations github_error junit_properties markdown_summary",
         "files": "Writer csv_table read to_csv write_results",
         "merging": "MergedResults merge",
-        "ranking": "binding measured_sites worst_first",
         "schema": "check_storable new_header",
         "summary": "Tally",
     },

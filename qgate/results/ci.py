@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from qgate.results.check_views import view_of
+from qgate.results.checks import binding, binding_checks, view_of, worst_first
 from qgate.results.extent import partial_text
 from qgate.results.failure_causes import origin_of
 from qgate.results.other_tests import (
@@ -16,7 +16,6 @@ from qgate.results.other_tests import (
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.ranking import binding, binding_checks, worst_first
 from qgate.results.run_facts import RUN_FACTS
 from qgate.results.schema import is_counted
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, verdict_text

@@ -16,7 +16,7 @@ from typing import Any
 
 from qgate.errors import QgateError
 from qgate.records import validate
-from qgate.results.ranking import binding_checks
+from qgate.results.checks import binding_checks
 from qgate.results.schema import (
     REQUIRED,
     GateRecord,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from qgate.metrics import METRICS
 from qgate.metrics.plan_changes import PlanChange, is_plan_change, merged, plan_changes
-from qgate.results.check_views import CheckView, view_of
+from qgate.results.checks import CheckView, binding, rank, view_of
 from qgate.results.coverage import total_text
 from qgate.results.extent import extent_of, partial_head
 from qgate.results.failure_causes import (
@@ -32,7 +32,6 @@ from qgate.results.other_tests import (
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.ranking import binding, rank
 from qgate.results.schema import Record, is_counted
 from qgate.results.scopes import scope_of
 from qgate.results.tasks import LONG_TEXT, long_text_words

@@ -22,7 +22,7 @@ from qgate.results import (
     to_csv,
     worst_first,
 )
-from qgate.results.check_views import view_of
+from qgate.results.checks import view_of
 from qgate.results.ci import github_annotation
 from qgate.results.files import COLUMNS
 from qgate.results.schema import line, parse

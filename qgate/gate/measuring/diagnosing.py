@@ -44,7 +44,6 @@ from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import is_text
 from qgate.modes import Mode, Quantized
 from qgate.results.failure_causes import is_wrong_gradient
-from qgate.results.ranking import needs_accepted
 from qgate.results.scopes import scope_of
 
 MOST_SITES, MOST_OF_GATE, MOST_TRIES = 8, 2, 4
@@ -312,7 +311,7 @@ def _entries(verdict: Verdict) -> Sequence[Check]:
     errors = [check for check in of_tensors if check.limit.is_accepted]
     gradients = [check for check in errors if is_wrong_gradient(vars(check))]
     likely = sorted(
-        local, key=lambda c: (needs_accepted(vars(c)), c.order, not c.about.against_noise)
+        local, key=lambda c: (c.limit.needs_accepted, c.order, not c.about.against_noise)
     )
     for check in likely or sorted(gradients, key=lambda c: -c.order):
         first.setdefault(check.site, check)
