@@ -15,9 +15,8 @@ from qgate.page.terminal import (
     wrapped_lines,
     wrong_lines,
 )
-from qgate.results.extent import coverage_in, covered_texts, undeclared_texts
+from qgate.results.coverage import coverage_in, covered_texts, undeclared_texts, unmet_text
 from qgate.results.failure_causes import FailureCause
-from qgate.results.met_shapes import unmet_text
 from qgate.results.power import least_power_text
 from qgate.results.run_facts import RUN_FACTS, is_warned
 from qgate.results.summary import Tally, verdict_texts

@@ -8,7 +8,7 @@ from qgate.page.comparison_texts import headline
 from qgate.page.comparisons import Row, RunComparison
 from qgate.page.reports import LoadedRun, about
 from qgate.results.ci import MarkdownPage, markdown_head, markdown_row
-from qgate.results.extent import partial_text
+from qgate.results.coverage import partial_text
 from qgate.results.files import read
 from qgate.results.movements import EQUAL, Movement, Movements, movement
 from qgate.results.other_tests import other_test_lines

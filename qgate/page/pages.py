@@ -24,7 +24,7 @@ from qgate.page._texts import (
 )
 from qgate.page.runs import Run
 from qgate.results.across_weights import across_weights_texts
-from qgate.results.extent import covered_texts, extent_of, undeclared_texts
+from qgate.results.coverage import covered_texts, extent_of, undeclared_texts
 from qgate.results.other_tests import NOT_FINISHED, other_tests_text
 from qgate.results.pictures import Plots
 from qgate.results.run_facts import fact_tables

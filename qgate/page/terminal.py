@@ -14,7 +14,7 @@ from qgate.page.tables import (
     site_text,
     table,
 )
-from qgate.results.extent import partial_text
+from qgate.results.coverage import partial_text
 from qgate.results.failure_causes import FailureCause
 from qgate.results.other_tests import (
     NOT_FINISHED,

@@ -30,8 +30,15 @@ from qgate.results import (
     worst_first,
     write_results,
 )
-from qgate.results.coverage import ModeCoverage, ModeScope, OmittedGate, coverage_of
-from qgate.results.extent import in_ci, lacks_gates, new_extent
+from qgate.results.coverage import (
+    ModeCoverage,
+    ModeScope,
+    OmittedGate,
+    coverage_of,
+    in_ci,
+    lacks_gates,
+    new_extent,
+)
 from qgate.results.other_tests import other_tests_record
 from qgate.results.run_facts import RUN_FACTS, looser_limits
 from qgate.storage.locations import short_path

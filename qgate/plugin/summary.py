@@ -24,7 +24,7 @@ from qgate.plugin.out_folder import remove_stale
 from qgate.plugin.records import joined_facts, records_file
 from qgate.plugin.runs import SuiteRun, selection_of
 from qgate.results import Tally, github_annotations, github_error, markdown_summary
-from qgate.results.extent import partial_text
+from qgate.results.coverage import partial_text
 from qgate.results.failure_causes import cause_of, origin_of, suspect_of
 from qgate.results.limit_kinds import barred_modes
 from qgate.results.other_tests import other_test_lines, other_tests_of

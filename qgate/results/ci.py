@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from qgate.results.checks import binding, binding_checks, view_of, worst_first
-from qgate.results.extent import partial_text
+from qgate.results.coverage import partial_text
 from qgate.results.failure_causes import origin_of
 from qgate.results.other_tests import (
     NOT_FINISHED,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from qgate.errors import QgateError
-from qgate.results.extent import extent_of, merged_extent
+from qgate.results.coverage import extent_of, merged_extent
 from qgate.results.files import read, write_lines
 from qgate.results.other_tests import add_other_tests
 from qgate.results.run_facts import RUN_FACTS

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from qgate.results.across_weights import across_weights_texts, add_across_weights
-from qgate.results.extent import (
+from qgate.results.coverage import (
     add_extents,
     cause_text,
     coverage_in,
@@ -20,10 +20,10 @@ from qgate.results.extent import (
     extent_text,
     is_partial,
     partial_text,
+    shapes_text,
     shapes_texts,
     undeclared_texts,
 )
-from qgate.results.met_shapes import shapes_text
 from qgate.results.power import DEFECT_WORDS, KINDS, add_power, power_of, power_texts, size_text
 from qgate.results.schema import LooserLimit
 from qgate.results.tasks import (

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from qgate.metrics import METRICS
 from qgate.metrics.plan_changes import PlanChange, is_plan_change, merged, plan_changes
 from qgate.results.checks import CheckView, binding, rank, view_of
-from qgate.results.coverage import total_text
-from qgate.results.extent import extent_of, partial_head
+from qgate.results.coverage import extent_of, partial_head, total_text
 from qgate.results.failure_causes import (
     MOST_SUSPECTS,
     FailureCause,

@@ -19,7 +19,7 @@ from qgate.page.terminal import (
     wrapped_lines,
 )
 from qgate.results import Tally
-from qgate.results.extent import undeclared_texts
+from qgate.results.coverage import undeclared_texts
 from qgate.results.other_tests import other_tests_record
 from tests.page.gate_records import HOSTILE
 from tests.results.making import record

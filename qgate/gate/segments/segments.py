@@ -41,7 +41,7 @@ from qgate.models.experts import chooses, routers_of
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import real_tokens, tensors_of, without_padding
 from qgate.models.sites import Site
-from qgate.results.met_shapes import ModuleShapes
+from qgate.results.coverage import ModuleShapes
 from qgate.text import listed
 
 if TYPE_CHECKING:
