@@ -11,7 +11,7 @@ from typing import Literal
 from qgate.errors import QgateError
 from qgate.gate.measured import is_finite
 from qgate.metrics import METRICS, Metric
-from qgate.results.tasks import MARGINS
+from qgate.results.run_facts import MARGINS
 
 Side = Literal["<=", ">=", "=="]
 # Elements that other arithmetic moves across a threshold, and the share of them that other weights

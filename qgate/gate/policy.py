@@ -42,7 +42,7 @@ from qgate.gate.limits import (
 from qgate.gate.measured import Measured
 from qgate.metrics import METRICS
 from qgate.project.settings import LIMITS_OF_PYPROJECT
-from qgate.results.schema import LooserLimit
+from qgate.results.run_facts import LooserLimit
 from qgate.results.scopes import SCOPES, Scope, scope_of
 
 MARKER = "limits marker"

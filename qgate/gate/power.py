@@ -16,7 +16,7 @@ from qgate.gate.checks import TASK_CHANGE, Check
 from qgate.gate.measured import Measured
 from qgate.gate.verdict import Verdict
 from qgate.metrics import METRICS
-from qgate.results.power import DefectKind, SmallestDefect
+from qgate.results.run_facts import DefectKind, SmallestDefect
 
 # Squared relative error of what is half of what it should be.
 _HALVED = 0.25

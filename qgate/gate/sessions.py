@@ -37,14 +37,12 @@ from qgate.gate.updating import Which, hint
 from qgate.gate.verdict import Verdict, judge
 from qgate.metrics.grades import grades_of
 from qgate.results import binding
-from qgate.results.across_weights import AcrossWeights
 from qgate.results.checks import severity
 from qgate.results.coverage import ModeScope
 from qgate.results.failure_causes import KnownCauses
 from qgate.results.pictures import Plots
-from qgate.results.power import ModePower, add_power
+from qgate.results.run_facts import AcrossWeights, ModePower, TaskSummary, add_power
 from qgate.results.schema import Record
-from qgate.results.tasks import TaskSummary
 from qgate.storage.locations import short_path
 
 if TYPE_CHECKING:

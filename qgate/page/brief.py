@@ -17,8 +17,7 @@ from qgate.page.terminal import (
 )
 from qgate.results.coverage import coverage_in, covered_texts, undeclared_texts, unmet_text
 from qgate.results.failure_causes import FailureCause
-from qgate.results.power import least_power_text
-from qgate.results.run_facts import RUN_FACTS, is_warned
+from qgate.results.run_facts import RUN_FACTS, is_warned, least_power_text
 from qgate.results.summary import Tally, verdict_texts
 from qgate.text import beginning
 

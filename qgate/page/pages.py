@@ -23,11 +23,14 @@ from qgate.page._texts import (
     verdict_of,
 )
 from qgate.page.runs import Run
-from qgate.results.across_weights import across_weights_texts
 from qgate.results.coverage import covered_texts, extent_of, undeclared_texts
-from qgate.results.other_tests import NOT_FINISHED, other_tests_text
 from qgate.results.pictures import Plots
-from qgate.results.run_facts import fact_tables
+from qgate.results.run_facts import (
+    NOT_FINISHED,
+    across_weights_texts,
+    fact_tables,
+    other_tests_text,
+)
 from qgate.text import shortened
 
 __all__ = ["HtmlSection", "map_fragment", "page", "page_parts", "summary_head"]

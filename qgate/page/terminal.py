@@ -16,15 +16,15 @@ from qgate.page.tables import (
 )
 from qgate.results.coverage import partial_text
 from qgate.results.failure_causes import FailureCause
-from qgate.results.other_tests import (
+from qgate.results.run_facts import (
     NOT_FINISHED,
+    RUN_FACTS,
     ended_badly,
     is_finished,
     other_test_lines,
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.run_facts import RUN_FACTS
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, verdict_texts
 from qgate.text import counted, for_terminal, one_line
 

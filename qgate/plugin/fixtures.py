@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from qgate.kernel_checks.record import CheckReport
     from qgate.models import Model
     from qgate.relations.record import RelationReport
-    from qgate.results.schema import LooserLimit
+    from qgate.results.run_facts import LooserLimit
 
 # What the gates of a test decided, with their sessions.
 OUTCOMES: pytest.StashKey[list[tuple[GateSession, Outcome]]] = pytest.StashKey()

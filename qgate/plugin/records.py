@@ -39,8 +39,7 @@ from qgate.results.coverage import (
     lacks_gates,
     new_extent,
 )
-from qgate.results.other_tests import other_tests_record
-from qgate.results.run_facts import RUN_FACTS, looser_limits
+from qgate.results.run_facts import RUN_FACTS, looser_limits, other_tests_record
 from qgate.storage.locations import short_path
 from qgate.storage.out_folders import CANDIDATES, REPRODUCTIONS, check_out_folder
 from qgate.storage.removing import LinkError

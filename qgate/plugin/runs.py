@@ -16,12 +16,10 @@ if TYPE_CHECKING:
     from qgate.baselines.update import StoredChange
     from qgate.gate.sessions import GateSession
     from qgate.page.runs import Run
-    from qgate.results.across_weights import AcrossWeights
     from qgate.results.coverage import ModeScope, RunExtent
     from qgate.results.movements import Movement
-    from qgate.results.power import ModePower
-    from qgate.results.schema import LooserLimit, Record
-    from qgate.results.tasks import TaskSummary
+    from qgate.results.run_facts import AcrossWeights, LooserLimit, ModePower, TaskSummary
+    from qgate.results.schema import Record
     from qgate.sweeps.underflow import Watch
 
 

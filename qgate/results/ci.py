@@ -8,15 +8,15 @@ from typing import Any
 from qgate.results.checks import binding, binding_checks, view_of, worst_first
 from qgate.results.coverage import partial_text
 from qgate.results.failure_causes import origin_of
-from qgate.results.other_tests import (
+from qgate.results.run_facts import (
     NOT_FINISHED,
+    RUN_FACTS,
     ended_badly,
     is_finished,
     other_test_lines,
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.run_facts import RUN_FACTS
 from qgate.results.schema import is_counted
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, verdict_text
 from qgate.text import (

@@ -11,8 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 from qgate.errors import QgateError
 from qgate.results.coverage import extent_of, merged_extent
 from qgate.results.files import read, write_lines
-from qgate.results.other_tests import add_other_tests
-from qgate.results.run_facts import RUN_FACTS
+from qgate.results.run_facts import RUN_FACTS, add_other_tests
 from qgate.results.schema import BaselineUpdate, Record, RunShard
 from qgate.storage.foreign import open_foreign
 

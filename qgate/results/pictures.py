@@ -124,7 +124,24 @@ class LongTextPicture(TypedDict):
     half_95: list[float]
 
 
+LONG_TEXT = "long_text"
+"""The site of a mode's figures along one long text."""
+_NOISE_BITS = 1e-4
+
 Picture = ErrorPicture | SweepPicture | MagnitudePicture | LongTextPicture
+
+
+def predicted_tokens(picture: LongTextPicture) -> int:
+    """Count the tokens before the loss leaves the interval of the reference's for good.
+
+    It has left it in a stretch if its mean there is above the 95 % interval of the reference's
+    mean, by more than float noise.
+    """
+    pairs = zip(picture["reference"], picture["half_95"], strict=True)
+    highest = [mean + half + _NOISE_BITS for mean, half in pairs]
+    within = [b <= high for b, high in zip(picture["bits"], highest, strict=True)]
+    last = max((number for number, is_within in enumerate(within, 1) if is_within), default=0)
+    return last * picture["stretch"]
 
 
 def pack_pictures(pictures: object) -> bytes:

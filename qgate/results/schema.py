@@ -18,11 +18,9 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from qgate._version import __version__
 from qgate.errors import QgateError
 from qgate.records import Meta, required_fields, validate
-from qgate.results.across_weights import AcrossWeights
 from qgate.results.coverage import RunExtent
 from qgate.results.pictures import Count, Picture
-from qgate.results.power import ModePower
-from qgate.results.tasks import TaskSummary
+from qgate.results.run_facts import AcrossWeights, LooserLimit, ModePower, OtherTests, TaskSummary
 
 SCHEMA = 1
 Record = dict[str, Any]
@@ -171,42 +169,6 @@ class RunShard(TypedDict):
     number: _ShardNumber
     of: _ShardNumber
     complete: bool
-
-
-class LooserLimit(TypedDict):
-    """A limit that is looser than the default, or than a bound set before it.
-
-    limit    its name, such as regression, or "absolute relative_mse"
-    value    null for a bound of a shipped suite that its copy lacks
-    usual    the default, the bound before it, or that of the shipped suite
-    factor   how many times looser it is; null where it is infinite
-    source   the setting or marker; sites, modes, models, scopes are those it is for, empty for all
-    shipped  true for a marker of a suite as qgate ships it
-    """
-
-    limit: str
-    value: float | None
-    usual: float
-    factor: float | None
-    source: str
-    reason: str
-    sites: str
-    modes: list[str]
-    models: list[str]
-    scopes: list[str]
-    shipped: bool
-
-
-class OtherTests(TypedDict):
-    """Tests of the run that are no gates.
-
-    failures  node to first line, of up to 200
-    """
-
-    passed: Count
-    failed: Count
-    skipped: Count
-    failures: Annotated[dict[str, str], Meta(max_length=200)]
 
 
 class BaselineUpdate(TypedDict):

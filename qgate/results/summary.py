@@ -25,7 +25,8 @@ from qgate.results.failure_causes import (
     suspect_of,
 )
 from qgate.results.limit_kinds import limit_kind_of
-from qgate.results.other_tests import (
+from qgate.results.pictures import LONG_TEXT
+from qgate.results.run_facts import (
     ended_badly,
     is_finished,
     other_tests_of,
@@ -33,8 +34,7 @@ from qgate.results.other_tests import (
 )
 from qgate.results.schema import Record, is_counted
 from qgate.results.scopes import scope_of
-from qgate.results.tasks import LONG_TEXT, long_text_words
-from qgate.text import counted, figure_text, listed, shortened
+from qgate.text import counted, figure_text, listed, shortened, times_figure
 
 # Failures kept per test and mode, worst first; the others are counted.
 MOST_FAILED = 40
@@ -347,6 +347,17 @@ def summarize_comparison(record: Mapping[str, Any]) -> ComparisonSummary:
         check=check,
         accepted=accepted.get(str(check["metric"])) if check else None,
     )
+
+
+def long_text_words(values: Mapping[str, float | None]) -> str:
+    """Write how the error grows along a long text, and where the mode stops predicting it."""
+    names = ("compared_tokens", "kl_divergence", "error_growth", "predicted_tokens")
+    figures = [values.get(name) for name in names]
+    if not all(value is not None and math.isfinite(value) for value in figures):
+        return ""
+    tokens, kl, growth, predicted = (float(value or 0) for value in figures)
+    text = f"KL {kl:.1e} along {tokens:,.0f} tokens, {times_figure(2**growth)}x at the end"
+    return text if predicted >= tokens else f"{text}, stops predicting at token {predicted:,.0f}"
 
 
 def is_unknown(record: Mapping[str, Any]) -> bool:

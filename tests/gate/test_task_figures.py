@@ -24,7 +24,7 @@ from qgate.gate.measuring import tasks
 from qgate.metrics import intervals
 from qgate.metrics.intervals import GroupedMean, grouped_mean
 from qgate.models.task_metric import TaskFigures
-from qgate.results.tasks import (
+from qgate.results.run_facts import (
     TASK_HEADS,
     TaskSummary,
     add_tasks,

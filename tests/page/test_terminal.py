@@ -20,7 +20,7 @@ from qgate.page.terminal import (
 )
 from qgate.results import Tally
 from qgate.results.coverage import undeclared_texts
-from qgate.results.other_tests import other_tests_record
+from qgate.results.run_facts import other_tests_record
 from tests.page.gate_records import HOSTILE
 from tests.results.making import record
 from tests.results.test_texts import MIXED, stored

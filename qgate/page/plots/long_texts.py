@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from qgate.charts import axes
 from qgate.charts.axes import BOTTOM, LEFT, RIGHT, TOP
 from qgate.charts.svg import brief, color, label, markers, path, polyline, times
-from qgate.results.pictures import LongTextPicture
-from qgate.results.tasks import predicted_tokens
+from qgate.results.pictures import LongTextPicture, predicted_tokens
 
 
 def divergence_along(picture: LongTextPicture) -> str:
