@@ -8,11 +8,11 @@ from qgate.exports import lazy
 
 if TYPE_CHECKING:
     from qgate.gate.checks import Check
+    from qgate.gate.ledger import WHICH, EntryChange, GateUpdate, decide_update
     from qgate.gate.limits import Bound, Limits, parse_bound
     from qgate.gate.measured import Measured
     from qgate.gate.policy import Policy
     from qgate.gate.texts import failure_text, first_line
-    from qgate.gate.updating import WHICH, EntryChange, GateUpdate, decide_update
     from qgate.gate.verdict import Verdict, judge
 
 __all__ = [
@@ -36,11 +36,11 @@ __getattr__ = lazy(
     __name__,
     {
         "checks": "Check",
+        "ledger": "EntryChange GateUpdate WHICH decide_update",
         "limits": "Bound Limits parse_bound",
         "measured": "Measured",
         "policy": "Policy",
         "texts": "failure_text first_line",
-        "updating": "WHICH EntryChange GateUpdate decide_update",
         "verdict": "Verdict judge",
     },
 )

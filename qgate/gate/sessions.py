@@ -24,16 +24,14 @@ from qgate.baselines import (
     write_candidate,
 )
 from qgate.errors import QgateError
-from qgate.gate.accepted_rows import absent_sites, with_accepted
 from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, comparable
 from qgate.gate.checks import Check
-from qgate.gate.ledger import Decision, Ledger
+from qgate.gate.ledger import Decision, Ledger, Which, with_accepted
 from qgate.gate.measured import Measured
 from qgate.gate.policy import Policy
 from qgate.gate.power import smallest_defects
 from qgate.gate.subjects import Subject
-from qgate.gate.texts import failure_text, finding
-from qgate.gate.updating import Which, hint
+from qgate.gate.texts import failure_text, finding, hint
 from qgate.gate.verdict import Verdict, judge
 from qgate.metrics.grades import grades_of
 from qgate.results import binding
@@ -237,7 +235,7 @@ class GateSession:
             pairs = [comparable(row) for row in rows]
             rows = [row for row, _ in pairs]
             left_out = list(dict.fromkeys(text for _, texts in pairs for text in texts))
-        absent = absent_sites(accepted, suite, rows, whole)
+        absent = accepted.absent_sites(suite, rows, whole)
         kept_on = {
             (key.site, key.scope): accepted.elsewhere[key]
             for key in accepted.foreign

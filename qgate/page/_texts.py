@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qgate.gate.checks import Check
-from qgate.gate.texts import finding
-from qgate.gate.updating import hint
+from qgate.gate.texts import finding, hint
 from qgate.page.runs import RecordedGate, Run
 from qgate.project.gate_kinds import gate_kinds
 from qgate.project.options import PathPair

@@ -574,7 +574,7 @@ def merged_extent(
 def extent_of(header: Mapping[str, Any]) -> RunExtent | None:
     """Return the extent in a header; None in headers of earlier versions and of killed runs."""
     extent = header.get("extent")
-    return extent or None  # type: ignore[return-value]
+    return extent or None
 
 
 def is_partial(extent: RunExtent | None) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.gate import Limits, Measured
-from qgate.gate.accepted_rows import with_accepted
+from qgate.gate.ledger import with_accepted
 from qgate.gate.texts import failure_text, sentence
 from qgate.gate.verdict import Verdict, judge
 

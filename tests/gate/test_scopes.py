@@ -9,8 +9,8 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.gate import Limits, Policy, Verdict, failure_text, judge
+from qgate.gate.ledger import decide_update
 from qgate.gate.sessions import record_rows
-from qgate.gate.updating import decide_update
 from qgate.page.runs import representative_error
 from qgate.results.checks import binding, view_of, worst_first
 from qgate.results.failure_causes import causes_of_mode, suspect_of

@@ -16,9 +16,9 @@ import qgate
 from qgate.baselines.accepted import read_accepted
 from qgate.errors import QgateError
 from qgate.gate import Measured, Policy, failure_text, judge
-from qgate.gate.accepted_rows import with_accepted
 from qgate.gate.across_weights import SAMPLES, comparable
 from qgate.gate.checks import checks_of
+from qgate.gate.ledger import with_accepted
 from qgate.gate.limits import Limits, parse_bound
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_gates import ModelGates

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from qgate import formats, modes
 from qgate.errors import QgateError, unknown
-from qgate.gate.accepted_rows import with_accepted
 from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, REFERENCE
+from qgate.gate.ledger import Which, with_accepted
 from qgate.gate.limits import Limits, room_for_few_tokens
 from qgate.gate.measured import Measured
 from qgate.gate.measuring import late
@@ -22,7 +22,6 @@ from qgate.gate.measuring.site_errors import differs, more_error
 from qgate.gate.measuring.suite_needs import SuiteNeeds
 from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome, Room, gate
-from qgate.gate.updating import Which
 from qgate.gate.verdict import Verdict, judge
 from qgate.loading import LateModule
 from qgate.models.task_metric import metric_name
