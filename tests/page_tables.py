@@ -13,7 +13,7 @@ from pathlib import Path
 
 from qgate import formats
 from qgate.cli._formats import number
-from qgate.gate.limits import NUMBERS, Limits
+from qgate.gate.policy import NUMBERS, Limits
 from qgate.modes.experts import EXPERT_MODES
 from qgate.modes.formats import FORMAT_MODES, FP32
 from qgate.modes.mamba import MAMBA_MODES

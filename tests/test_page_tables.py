@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qgate.gate.limits import NUMBERS
+from qgate.gate.policy import NUMBERS
 from qgate.results.scopes import SCOPES, Scope
 from tests.page_tables import DOCS, END, MARK, SETTINGS, TABLES, limits_table, replaced
 

@@ -43,11 +43,10 @@ from qgate.baselines.kinds import Files, values_for
 from qgate.baselines.origin import REFERENCE_FIELDS
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.errors import QgateError, unknown
-from qgate.gate.checks import NOT_QUANTIZED, TASK_CHANGE, Check
+from qgate.gate.checks import NOT_QUANTIZED, TASK_CHANGE, Check, Verdict
 from qgate.gate.measured import Measured, is_finite
 from qgate.gate.subjects import Subject
 from qgate.gate.texts import hint
-from qgate.gate.verdict import Verdict
 from qgate.metrics import METRICS, sample_number
 from qgate.storage.locations import short_path
 from qgate.text import counted, listed

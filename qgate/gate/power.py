@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from qgate.gate.checks import TASK_CHANGE, Check
+from qgate.gate.checks import TASK_CHANGE, Check, Verdict
 from qgate.gate.measured import Measured
-from qgate.gate.verdict import Verdict
 from qgate.metrics import METRICS
 from qgate.results.run_facts import DefectKind, SmallestDefect
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from qgate.errors import QgateError
-from qgate.gate.checks import Check
+from qgate.gate.checks import Check, Verdict
 from qgate.gate.measured import OTHER_VALUES, UNNAMED_FAULT
-from qgate.gate.verdict import Verdict
 from qgate.metrics import METRICS
 from qgate.metrics.grades import graded
 from qgate.metrics.plan_changes import PlanChange, merged, plan_changes

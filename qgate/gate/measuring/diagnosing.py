@@ -21,7 +21,7 @@ from qgate.expected.distances import relative_error
 from qgate.expected.modules import exact_product
 from qgate.expected.searched_scales import scales_of
 from qgate.formats import Quantizer
-from qgate.gate.checks import Check
+from qgate.gate.checks import Check, Verdict
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.passes import fed, float64_array, flow, outer_tensors, shortened
 from qgate.gate.measuring.reproductions import (
@@ -34,7 +34,6 @@ from qgate.gate.measuring.reproductions import (
 )
 from qgate.gate.segments.code_faults import code_before, name_of
 from qgate.gate.segments.rows import IS_PLACE, IS_VAGUE, SAYS_NOTHING
-from qgate.gate.verdict import Verdict
 from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.explained import module_fault
 from qgate.kernel_checks.record import CheckFailure
