@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from qgate.charts.heat import margin_step
-from qgate.charts.pages import render
+from qgate.charts.pages import margin_step, render
 from qgate.gate.checks import Check
 from qgate.page._heat import natural
 from qgate.page._texts import (

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from urllib.parse import urlencode
 
-from qgate.charts.heat import margin_legend, margin_step
+from qgate.charts.pages import margin_legend, margin_step
 from qgate.page._texts import nearness_text
 from qgate.page.runs import EVERYWHERE, Growth, LayerError, RecordedGate, Run
 from qgate.text import one_line, shortened

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qgate.charts.heat import margin_step
-from qgate.charts.pages import Cell, number, render
+from qgate.charts.pages import Cell, margin_step, number, render
 from qgate.page._heat import natural
 from qgate.page._texts import headline_parts
 from qgate.page.comparison_texts import (

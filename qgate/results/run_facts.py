@@ -26,7 +26,7 @@ from qgate.results.coverage import (
 )
 from qgate.results.pictures import Count
 from qgate.text import beginning, counted, listed, shortened, times_figure
-from qgate.text.numbers import brief, percent
+from qgate.text.wording import brief, percent
 
 # The task beside the reference's ------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from qgate.charts.heat import margin_step
+from qgate.charts.pages import margin_step
 from qgate.charts.palette import HEAT_DARK, HEAT_LIGHT
 from qgate.gate.checks import Check
 from qgate.page import _gates

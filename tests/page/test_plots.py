@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from qgate.charts import axes as _axes
 from qgate.charts import lines as _lines
 from qgate.charts import svg as _svg
 from qgate.page.plots import _findings, panels
@@ -155,13 +154,13 @@ DRAWN: dict[str, Callable[[], str]] = {
 # What is drawn, read back ----------------------------------------------------------------------
 
 
-def read_axis(written: str) -> _axes.Axis:
+def read_axis(written: str) -> _svg.Axis:
     kind, *ends = written.split(" ")
     low, high, start, end, *zero = (float(text) for text in ends)
-    return _axes.Axis(kind, low, high, start, end, zero=zero[0] if zero else None)  # type: ignore[arg-type]
+    return _svg.Axis(kind, low, high, start, end, zero=zero[0] if zero else None)  # type: ignore[arg-type]
 
 
-def value_at(axis: _axes.Axis, pixel: float) -> float:
+def value_at(axis: _svg.Axis, pixel: float) -> float:
     """What is drawn at a place."""
     if axis.zero is not None and abs(pixel - axis.zero) < 0.06:
         return 0.0
@@ -341,7 +340,7 @@ def test_drawing_loads_neither_torch_nor_matplotlib_nor_numpy() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-0.03, 0.03), (-7, 1e6), (1e-300, 3e-300), (-1e300, 1e300), (5, 5.001)])  # fmt: skip
 def test_linear_ticks_are_round_few_and_true(low: float, high: float) -> None:
-    axis = _axes.linear(low, high, 42, 332, "x")
+    axis = _svg.linear(low, high, 42, 332, "x")
     power = re.search(r"10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", axis.label)
     raised = "⁰¹²³⁴⁵⁶⁷⁸⁹"
     exponent = int("".join("-" if c == "⁻" else str(raised.index(c)) for c in power[1])) if power else 0  # fmt: skip
@@ -354,7 +353,7 @@ def test_linear_ticks_are_round_few_and_true(low: float, high: float) -> None:
 
 @pytest.mark.parametrize("values", [[1e-3], [1e-9, 1.0], [0.0, 2e-5, 3e-5], [1e-300, 1e300], [3.0, 4.0], [0.0]])  # fmt: skip
 def test_logarithmic_axes_hold_their_values(values: list[float]) -> None:
-    axis = _axes.logarithmic(values, 190, 50)
+    axis = _svg.logarithmic(values, 190, 50)
     for value in values:
         pixel = axis.place(value)
         assert 50 <= pixel <= 190

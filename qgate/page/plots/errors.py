@@ -6,9 +6,13 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from qgate.charts import axes
-from qgate.charts.axes import BOTTOM, LEFT, RIGHT, STRIP, TOP
+from qgate.charts import svg
 from qgate.charts.svg import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    STRIP,
+    TOP,
     box,
     brief,
     color,
@@ -55,22 +59,22 @@ def error_histogram(picture: ErrorPicture) -> str:
         start, end = (x.place(-edge + index * width) for index in (at, at + 1))
         if not edge:
             side, start, end = "gray", x.place(0) - 10, x.place(0) + 10
-        pieces[side].append(axes.bar(start, end, count, y))
-    pieces["blue"].append(axes.bar(LEFT, LEFT + OUTSIDE - 6, bins["below"], y))
-    pieces["orange"].append(axes.bar(RIGHT - OUTSIDE + 6, RIGHT, bins["above"], y))
+        pieces[side].append(svg.bar(start, end, count, y))
+    pieces["blue"].append(svg.bar(LEFT, LEFT + OUTSIDE - 6, bins["below"], y))
+    pieces["orange"].append(svg.bar(RIGHT - OUTSIDE + 6, RIGHT, bins["above"], y))
     bars = "".join(path("".join(d), fill=color(fill)) for fill, d in pieces.items())
-    zero = axes.rule(x.place(0), TOP, "muted")
+    zero = svg.rule(x.place(0), TOP, "muted")
     names = ""
     if bins["below"]:
-        names += label(LEFT, TOP + 9, f"← {axes.short_count(bins['below'])} beyond")
+        names += label(LEFT, TOP + 9, f"← {svg.short_count(bins['below'])} beyond")
     if bins["above"]:
-        names += label(RIGHT, TOP + 9, f"{axes.short_count(bins['above'])} beyond →", "end")
+        names += label(RIGHT, TOP + 9, f"{svg.short_count(bins['above'])} beyond →", "end")
     below, above = sides(bins)
     total = below + above or 1
-    legend = axes.legend(
+    legend = svg.legend(
         [
-            (axes.swatch("blue"), f"below 0: {rounded_percent(below / total)}"),
-            (axes.swatch("orange"), f"above: {rounded_percent(above / total)}"),
+            (svg.swatch("blue"), f"below 0: {rounded_percent(below / total)}"),
+            (svg.swatch("orange"), f"above: {rounded_percent(above / total)}"),
         ]
         if bins["edge"]
         else []
@@ -80,24 +84,24 @@ def error_histogram(picture: ErrorPicture) -> str:
         f"{bins['below']:,} below and {bins['above']:,} above; "
         f"the reference has an rms of {brief(picture['rms'])}."
     )
-    return axes.panel(x, y, bars + zero, names + legend, histogram_finding(picture), description)
+    return svg.panel(x, y, bars + zero, names + legend, histogram_finding(picture), description)
 
 
-def _error_axis(edge: float, outside: float) -> axes.Axis:
+def _error_axis(edge: float, outside: float) -> svg.Axis:
     """Return an axis from -edge to edge with room at both ends for errors beyond."""
     if not edge:
-        return axes.Axis("linear", -1, 1, LEFT, RIGHT, ((0.0, "0"),), "actual − reference")
-    inner = axes.linear(-edge, edge, LEFT + outside, RIGHT - outside, "actual − reference")
+        return svg.Axis("linear", -1, 1, LEFT, RIGHT, ((0.0, "0"),), "actual − reference")
+    inner = svg.linear(-edge, edge, LEFT + outside, RIGHT - outside, "actual − reference")
     reach = edge * (RIGHT - LEFT) / (RIGHT - LEFT - 2 * outside)
-    return axes.Axis("linear", -reach, reach, LEFT, RIGHT, inner.ticks, inner.label)
+    return svg.Axis("linear", -reach, reach, LEFT, RIGHT, inner.ticks, inner.label)
 
 
-def _count_axis(counts: Sequence[int], top: float) -> axes.Axis:
+def _count_axis(counts: Sequence[int], top: float) -> svg.Axis:
     """Return an axis of counts, logarithmic where one bin would flatten the others."""
     *lower, highest = sorted(count for count in [0, *counts] if count) or [1]
     if lower and highest >= PEAKED * sum(lower) / len(lower):
-        return axes.log_count_axis(highest, BOTTOM, top, "elements (log)")
-    return axes.count_axis(highest, BOTTOM, top)
+        return svg.log_count_axis(highest, BOTTOM, top, "elements (log)")
+    return svg.count_axis(highest, BOTTOM, top)
 
 
 # Where the error sits --------------------------------------------------------------------------
@@ -112,8 +116,8 @@ def worst_channels(picture: ErrorPicture) -> str:
     start = max([text_width(name) for name in names], default=0) + 10
     high = max([channel["share"] for channel in worst] + [1.0 / max(count, 1)])
     right = RIGHT - 84
-    x = axes.shares(high, start, right, "share of the squared error", 4)
-    y = axes.Axis("linear", 0, max(len(worst), 1), TOP, BOTTOM)
+    x = svg.shares(high, start, right, "share of the squared error", 4)
+    y = svg.Axis("linear", 0, max(len(worst), 1), TOP, BOTTOM)
     pitch = (BOTTOM - TOP) / MOST_BARS
     bars, words = [], ""
     for at, (channel, name) in enumerate(zip(worst, names, strict=True)):
@@ -125,30 +129,30 @@ def worst_channels(picture: ErrorPicture) -> str:
         text = "no energy" if own is None else brief(own)
         words += label(RIGHT, top + pitch / 2 + 4, text, "end")
     body = path("".join(bars), fill=color("orange"))
-    body += axes.rule(x.place(1.0 / max(count, 1)), TOP, "ink", "3 3")
+    body += svg.rule(x.place(1.0 / max(count, 1)), TOP, "ink", "3 3")
     heads = label(RIGHT, STRIP, "own rel. MSE", "end", fill="muted")
     heads += group(
-        axes.stroke_sample("ink", "3 3", 1), transform=f"translate(10 {STRIP - 4:g})"
+        svg.stroke_sample("ink", "3 3", 1), transform=f"translate(10 {STRIP - 4:g})"
     ) + label(23, STRIP, f"even: {rounded_percent(1.0 / max(count, 1))} each", fill="muted")
     remainder = 1 - sum(channel["share"] for channel in worst)
     description = (
         f"The {len(worst)} worst of {count:,} channels; all others hold "
         f"{rounded_percent(remainder)}."
     )
-    return axes.panel(x, y, body, words + heads, channels_finding(picture), description)
+    return svg.panel(x, y, body, words + heads, channels_finding(picture), description)
 
 
 def error_by_magnitude(picture: ErrorPicture) -> str:
     """Draw shares of squared error and energy over the octaves of the reference."""
     octaves = picture["octaves"]
     used = _used(octaves["error"], octaves["energy"])
-    edges, (error, energy) = axes.merge_octaves(
+    edges, (error, energy) = svg.merge_octaves(
         octaves["low"], [octaves["error"], octaves["energy"]], used
     )
-    x = axes.octaves(edges[0], edges[-1], LEFT, RIGHT, "|reference| / rms")
-    y = axes.shares(1.03 * max([*error, *energy]), BOTTOM, TOP, "")
+    x = svg.octaves(edges[0], edges[-1], LEFT, RIGHT, "|reference| / rms")
+    y = svg.shares(1.03 * max([*error, *energy]), BOTTOM, TOP, "")
     gap = min(0.6, (x.place(edges[1]) - x.place(edges[0])) / 10)
-    bars = axes.octave_bars(edges, error, x, y, gap)
+    bars = svg.octave_bars(edges, error, x, y, gap)
     steps = [
         (x.place(end), y.place(share))
         for at, share in zip(edges, energy, strict=False)
@@ -158,10 +162,10 @@ def error_by_magnitude(picture: ErrorPicture) -> str:
     curves = path(bars, fill=color("orange"), data_bars="error") + path(
         outline, stroke=color("blue"), stroke_width=1.8, fill="none", data_line="energy"
     )
-    keys = axes.legend(
+    keys = svg.legend(
         [
-            (axes.swatch("orange"), "share of squared error"),
-            (axes.stroke_sample("blue"), "of energy"),
+            (svg.swatch("orange"), "share of squared error"),
+            (svg.stroke_sample("blue"), "of energy"),
         ]
     )
     below = f"2^{edges[0] + edges.step}"
@@ -169,7 +173,7 @@ def error_by_magnitude(picture: ErrorPicture) -> str:
         f"Octaves of the reference in units of its rms, {brief(picture['rms'])}; the first holds "
         f"all below {below}, zeros too."
     )
-    return axes.panel(x, y, curves, keys, magnitude_finding(picture), description)
+    return svg.panel(x, y, curves, keys, magnitude_finding(picture), description)
 
 
 def _used(error: Sequence[float], energy: Sequence[float]) -> range:
@@ -206,7 +210,7 @@ def density(picture: ErrorPicture) -> str:
         f"{brief(picture['rms'])}."
     )
     key = _key(bounds, LEFT + SIDE + 22)
-    return axes.panel(x, y, inside, key, density_finding(picture), description)
+    return svg.panel(x, y, inside, key, density_finding(picture), description)
 
 
 def _cells(triples: Sequence[tuple[int, int, int]], bounds: Sequence[int], size: int) -> str:
@@ -244,11 +248,11 @@ def _key(bounds: Sequence[int], start: float) -> str:
     for at, bound in enumerate(bounds):
         line = TOP + 27 + 16 * at
         upper = bounds[at + 1] - 1 if at + 1 < len(bounds) else None
-        text = axes.short_count(bound)
+        text = svg.short_count(bound)
         if upper is None:
             text += " or more"
         elif upper > bound:
-            text += f" to {axes.short_count(upper + 1)}"
+            text += f" to {svg.short_count(upper + 1)}"
         words += path(
             box(start, line - 10, 14, 12),
             fill=color("blue"),
@@ -261,11 +265,11 @@ def _key(bounds: Sequence[int], start: float) -> str:
     return words + label(start + 20, line, "actual = reference")
 
 
-def _asinh(edge: float, start: float, end: float, name: str) -> axes.Axis:
+def _asinh(edge: float, start: float, end: float, name: str) -> svg.Axis:
     """Return an axis that is linear near zero and logarithmic far from it, as the cells are."""
     reach = math.sinh(edge) or 1.0
     if reach < 2.5:
-        ticks = axes.linear(-reach, reach, start, end, most=5).ticks
+        ticks = svg.linear(-reach, reach, start, end, most=5).ticks
     else:
         largest = math.floor(math.log10(reach) + 1e-3)
         # As far apart as labels need, and none where they would run into the one of zero.
@@ -274,7 +278,7 @@ def _asinh(edge: float, start: float, end: float, name: str) -> axes.Axis:
         powers = [p for p in range(largest, -1, -step) if room * math.asinh(10.0**p) >= 18]
         above = [(10.0**p, f"{10**p}" if p < 4 else f"1e{p}") for p in powers]
         ticks = (*((-v, f"−{text}") for v, text in above), (0.0, "0"), *above[::-1])
-    return axes.Axis("asinh", -reach, reach, start, end, ticks, name)
+    return svg.Axis("asinh", -reach, reach, start, end, ticks, name)
 
 
 def shades(most: int) -> list[int]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from qgate.charts import axes
+from qgate.charts import svg
 from qgate.charts.lines import (
     DASH,
     ColoredLines,
@@ -27,7 +27,7 @@ JUMP = 5.0
 MOST_LAYERS, MOST_MODES = 400, 60
 
 
-def error_growth(lines: Sequence[Growth], *, width: float = axes.WIDTH) -> str:
+def error_growth(lines: Sequence[Growth], *, width: float = svg.WIDTH) -> str:
     """Draw relative MSE over the layers of one model, carried solid and local dashed.
 
     Of many modes only the carried error is drawn: the local ones would hide it.
@@ -41,10 +41,10 @@ def error_growth(lines: Sequence[Growth], *, width: float = axes.WIDTH) -> str:
     x = position_axis(len(layers), colored, width)
     texts, order, name = layer_names(layers, abs(x.place(1) - x.place(0)))
     x = replace(x, ticks=thin_ticks(texts, x, order), label=name)
-    y = axes.logarithmic(chosen.values, BOTTOM, axes.TOP, "relative MSE")
-    entries = [(axes.stroke_sample("ink"), "carried")]
+    y = svg.logarithmic(chosen.values, BOTTOM, svg.TOP, "relative MSE")
+    entries = [(svg.stroke_sample("ink"), "carried")]
     if any(value is not None for line in colored for value in line.beside):
-        entries.append((axes.stroke_sample("ink", DASH), "local"))
+        entries.append((svg.stroke_sample("ink", DASH), "local"))
     entries += gray_key(len(rows) - len(colored), "modes")
     nothing = "" if layers else "no layers"
     body = line_chart(chosen, x, y, entries, width=width, nothing=nothing)
