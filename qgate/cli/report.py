@@ -40,7 +40,7 @@ from qgate.text.printing import print_line, print_text
 if TYPE_CHECKING:
     from qgate import results
     from qgate.page import comment as comments
-    from qgate.page import comparison_texts, comparisons, reports, runs, terminal
+    from qgate.page import comparison_texts, comparisons, pages, reports, runs, terminal
     from qgate.results import coverage
 else:
     comments = LateModule("qgate.page.comment")
@@ -48,7 +48,7 @@ else:
     comparisons = LateModule("qgate.page.comparisons")
     reports, terminal = (LateModule("qgate.page.reports"), LateModule("qgate.page.terminal"))
     results, coverage = (LateModule("qgate.results"), LateModule("qgate.results.coverage"))
-    reports, runs = (LateModule("qgate.page.reports"), LateModule("qgate.page.runs"))
+    pages, runs = (LateModule("qgate.page.pages"), LateModule("qgate.page.runs"))
 
 _RESULTS = "results.jsonl"
 _NEARBY = 5
@@ -312,7 +312,7 @@ def merge_results(args: argparse.Namespace, paths: Sequence[Path]) -> int:
     merged = results.merge(paths, target, check, allow_partial=args.allow_partial)
     with results.csv_table(folder / "results.csv") as add:
         whole = runs.read_run(target, each=add, trusted=True)
-    reports.write_page(report, [whole], plots=args.plots)
+    pages.write_page(report, whole, plots=args.plots)
     partial = coverage.partial_text(whole.header)
     status = int(bool(partial) or (args.exit_code and not whole.passed))
     if args.json:

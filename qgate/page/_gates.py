@@ -1,15 +1,17 @@
-"""Blocks of the failed gates, the table of all gates, and plots of the gates nearest to a limit."""
+"""Gates on a page: blocks of those that failed, the table of all, plots, and the map of layers."""
 
 from __future__ import annotations
 
+import math
 import os.path
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
+from urllib.parse import urlencode
 
-from qgate.charts.pages import margin_step, render
+from qgate.charts.pages import margin_legend, margin_step, render
 from qgate.gate.checks import Check
-from qgate.page._heat import natural
 from qgate.page._texts import (
     FAILED,
     IMPROVED,
@@ -30,7 +32,7 @@ from qgate.page._texts import (
 )
 from qgate.page.plots.growth import error_growth
 from qgate.page.plots.panels import Panel, panels_of
-from qgate.page.runs import RecordedGate, Run
+from qgate.page.runs import EVERYWHERE, Growth, LayerError, RecordedGate, Run
 from qgate.results.checks import NOTHING
 from qgate.results.failure_causes import FailureCause, cause_of, is_one_fault
 from qgate.results.pictures import Plots
@@ -316,3 +318,78 @@ def passing_gates(run: Run, panels: Panels) -> list[Mapping[str, Any]]:
         for gate in passed[:most]
         if (plots := panels.of_gate(gate, _SMALL))
     ]
+
+
+# The map of modes and layers ----------------------------------------------------------------------
+
+
+Link = Callable[[RecordedGate], str]
+
+
+def heat_view(run: Run, link: Link | None = None) -> dict[str, object] | None:
+    """Return one map per model, colored by margins; `link` returns the address of a gate.
+
+    On the page of the run itself, where there is no `link`, a mode leads to its rows.
+    """
+    if not run.layer_errors:
+        return None
+    address = link or (lambda gate: f"#{gate.anchor}")
+    maps = []
+    for model in dict.fromkeys(error.model for error in run.layer_errors):
+        errors = [error for error in run.layer_errors if error.model == model]
+        growth = [line for line in run.growth if line.model == model]
+        layers = _layers_in_order({error.layer for error in errors}, growth)
+        at = {(error.mode, error.layer): _map_cell(error, address) for error in errors}
+        modes = sorted({error.mode for error in errors}, key=natural)
+        rows = [
+            (
+                mode,
+                "" if link else f"#show&{urlencode({'mode': one_line(mode)})}",
+                [at.get((mode, layer)) for layer in layers],
+            )
+            for mode in modes
+        ]
+        # A number says enough of `layers.12`.
+        numbers = [re.fullmatch(r"layers\.(\d+)", layer) for layer in layers]
+        heads = [
+            (layer, number[1] if number else shortened(layer, 22))
+            for layer, number in zip(layers, numbers, strict=True)
+        ]
+        maps.append({"model": model, "heads": heads, "rows": rows})
+    return {"legend": margin_legend(), "maps": maps}
+
+
+def _map_cell(cell: LayerError, link: Link) -> dict[str, str]:
+    state = "" if not cell.failed else "open" if cell.gate.is_new else "bad"
+    error = ""
+    step = "" if cell.gate.is_new else f"h{margin_step(cell.gate.margin)}"
+    text = "" if state else "✓"
+    if cell.error is not None:
+        error = f"{cell.scope} relative MSE {cell.error:.1e}"
+        text = "∞" if cell.error == 0 else f"{round(-10 * math.log10(cell.error))}"
+    gates = f"{cell.failed} of {cell.gates} failed" if cell.failed else f"{cell.gates} passed"
+    return {
+        "kinds": f"{step} {state}".strip(),
+        "link": link(cell.gate),
+        "title": f"{error or 'no error'}; {nearness_text(cell.gate)}; {gates}",
+        "text": text.replace("-", "−"),
+        "heard": {"": "", "bad": "failed", "open": "new"}[state],
+    }
+
+
+def _layers_in_order(layers: set[str], growth: Sequence[Growth]) -> list[str]:
+    """Sort layers as they were executed where that is known, then by number and name."""
+    executed = max((line.layers for line in growth), key=len, default=())
+    positions = {layer: number for number, layer in reversed([*enumerate(executed)])}
+    end = len(executed)
+    last = (EVERYWHERE, "")
+    return sorted(
+        layers, key=lambda layer: (layer in last, positions.get(layer, end), natural(layer))
+    )
+
+
+def natural(name: str) -> tuple[bool, list[tuple[int, str]]]:
+    """Return a sort key: `layers.10` after `layers.9`, names without a number last."""
+    parts = re.split(r"(\d{1,18})", name)
+    keys = [(int(p), "") if p.isascii() and p.isdigit() else (-1, p) for p in parts]
+    return len(parts) == 1, keys

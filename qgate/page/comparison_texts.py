@@ -6,8 +6,15 @@ import sys
 from collections.abc import Sequence
 
 from qgate.page.comparisons import Group, Row, RunComparison
-from qgate.page.tables import cut_middle, fit_table, site_text, table
-from qgate.page.terminal import NARROWEST, TerminalLine, wrapped_lines
+from qgate.page.terminal import (
+    NARROWEST,
+    TerminalLine,
+    cut_middle,
+    fit_table,
+    site_text,
+    table,
+    wrapped_lines,
+)
 from qgate.results.checks import is_number
 from qgate.results.ci import MarkdownPage, markdown_head, markdown_row
 from qgate.results.movements import EQUAL

@@ -7,12 +7,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from urllib.parse import urlencode
 
 from qgate.charts.pages import HeadView, first_rows, render
 from qgate.charts.svg import LIGHT, STYLE
-from qgate.page._gates import Panels, failing_blocks, gate_rows, gate_table, passing_gates
-from qgate.page._heat import Link, heat_view
+from qgate.loading import without_collector
+from qgate.page._gates import (
+    Link,
+    Panels,
+    failing_blocks,
+    gate_rows,
+    gate_table,
+    heat_view,
+    passing_gates,
+)
 from qgate.page._texts import (
     VERDICTS,
     first_line,
@@ -31,9 +40,10 @@ from qgate.results.run_facts import (
     fact_tables,
     other_tests_text,
 )
+from qgate.storage.access import write_parts
 from qgate.text import shortened
 
-__all__ = ["HtmlSection", "map_fragment", "page", "page_parts", "summary_head"]
+__all__ = ["HtmlSection", "map_fragment", "page", "summary_head", "write_page"]
 
 _CAUSES, _NOTES = 50, 8
 _LATER = "\0"  # the place of later rows: no text of a page has this character
@@ -130,6 +140,19 @@ def page_parts(
     while portion := list(islice(rows, 1000)):
         yield render("page/rows", rows=portion)
     yield after
+
+
+def write_page(
+    output: Path,
+    run: Run,
+    *,
+    plots: Plots = "worst",
+    sections: Sequence[HtmlSection] = (),
+    lead: tuple[str, str] | None = None,
+) -> None:
+    """Write the page of `page` to a file."""
+    with without_collector():
+        write_parts(output, page_parts(run, plots, sections, lead))
 
 
 def summary_head(run: Run) -> str:

@@ -9,12 +9,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qgate.page.brief import green_lines, is_plainly_green, red_lines
-from qgate.page.tables import cut_middle, display_width, site_text, table
 from qgate.page.terminal import (
     TerminalLine,
+    cut_middle,
+    display_width,
+    green_lines,
+    is_plainly_green,
     other_cause_lines,
+    red_lines,
+    site_text,
     summary,
+    table,
     tables,
     wrapped_lines,
 )
