@@ -30,7 +30,7 @@ from qgate.page._texts import (
     verdict_of,
     view_texts,
 )
-from qgate.page.plots.growth import error_growth
+from qgate.page.plots.errors import error_growth
 from qgate.page.plots.panels import Panel, panels_of
 from qgate.page.runs import EVERYWHERE, Growth, LayerError, RecordedGate, Run
 from qgate.results.checks import NOTHING

@@ -13,13 +13,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.results import binding, read
 from qgate.results.checks import badness
 from qgate.results.failure_causes import FailureCause
 from qgate.results.files import effective_header
 from qgate.results.limit_kinds import limit_kind_of
-from qgate.results.pictures import pack_pictures
 from qgate.results.run_facts import is_finished, other_tests_of
 from qgate.results.schema import Record, is_counted
 from qgate.results.scopes import SCOPES, scope_of
@@ -298,7 +299,7 @@ def _kept(record: Record, *, is_drawn: bool) -> Record:
     else:
         kept = _without_pictures(record)
     if is_drawn:
-        kept["pictures"] = pack_pictures(record["pictures"])
+        kept["pictures"] = msgspec.json.encode(record["pictures"])  # a sixth of the memory
     return kept
 
 

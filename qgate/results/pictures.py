@@ -6,7 +6,7 @@ finite, and sizes do not grow with the tensors.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args
+from typing import Annotated, Literal, NotRequired, TypedDict, get_args
 
 from qgate.records import Meta
 
@@ -142,17 +142,3 @@ def predicted_tokens(picture: LongTextPicture) -> int:
     within = [b <= high for b, high in zip(picture["bits"], highest, strict=True)]
     last = max((number for number, is_within in enumerate(within, 1) if is_within), default=0)
     return last * picture["stretch"]
-
-
-def pack_pictures(pictures: object) -> bytes:
-    """Return pictures as bytes, which take a sixth of the memory."""
-    import msgspec
-
-    return msgspec.json.encode(pictures)
-
-
-def unpack_pictures(pictures: Any) -> Any:
-    """Return pictures that may be packed."""
-    import msgspec
-
-    return msgspec.json.decode(pictures) if isinstance(pictures, bytes) else pictures
