@@ -22,9 +22,8 @@ from qgate.page.terminal import (
     summary,
     wrapped_lines,
 )
-from qgate.plugin.out_folder import remove_stale
 from qgate.plugin.records import joined_facts, records_file
-from qgate.plugin.runs import SuiteRun, selection_of
+from qgate.plugin.runs import SuiteRun, remove_stale, selection_of
 from qgate.results import Tally, github_annotations, github_error, markdown_summary
 from qgate.results.coverage import partial_text
 from qgate.results.failure_causes import cause_of, origin_of, suspect_of

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from qgate.exports import lazy
 
 if TYPE_CHECKING:
-    from qgate.results.checks import binding, measured_sites, worst_first
+    from qgate.results.checks import binding, junit_properties, measured_sites, worst_first
     from qgate.results.ci import (
         github_annotations,
         github_error,
-        junit_properties,
         markdown_summary,
     )
     from qgate.results.files import Writer, csv_table, read, to_csv, write_results
@@ -42,8 +41,8 @@ __all__ = [
 __getattr__ = lazy(
     __name__,
     {
-        "checks": "binding measured_sites worst_first",
-        "ci": "github_annotations github_error junit_properties markdown_summary",
+        "checks": "binding junit_properties measured_sites worst_first",
+        "ci": "github_annotations github_error markdown_summary",
         "files": "Writer csv_table read to_csv write_results",
         "merging": "MergedResults merge",
         "schema": "check_storable new_header",

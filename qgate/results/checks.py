@@ -232,3 +232,20 @@ def decibels_over(check: Mapping[str, Any]) -> str:
     excess = 10 * (math.log10(value) - math.log10(bound)) + side * allowed
     texts = (f"{excess:.{digits}f}" for digits in range(1, 12))
     return next((text for text in texts if side * float(text) > allowed), f"{excess:.12f}")
+
+
+def junit_properties(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return pairs for `record_property`: the checked metrics of one comparison."""
+    where = one_line(f"{record['site']} {record['scope']}")
+    pairs = [
+        (f"qgate {where} {metric}".rstrip(), f"{verdict_word(check)}: {view_of(check).text()}")
+        for metric, check in binding_checks(record).items()
+    ]
+    about = [(f"qgate {name}", one_line(record[name])) for name in ("model", "mode", "layer")]
+    return [*about, *((name, one_line(value)) for name, value in pairs)]
+
+
+def verdict_word(check: Mapping[str, Any]) -> str:
+    if not check["passed"]:
+        return "failed"
+    return "improved" if check["improved"] else "passed"

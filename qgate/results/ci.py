@@ -1,11 +1,11 @@
-"""Texts for continuous integration: JUnit properties, a Markdown summary, GitHub annotations."""
+"""Texts for continuous integration: a Markdown summary, GitHub annotations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from qgate.results.checks import binding, binding_checks, view_of, worst_first
+from qgate.results.checks import binding, view_of, worst_first
 from qgate.results.coverage import partial_text
 from qgate.results.failure_causes import origin_of
 from qgate.results.run_facts import (
@@ -23,7 +23,6 @@ from qgate.text import (
     for_markdown,
     for_workflow,
     for_workflow_property,
-    one_line,
 )
 
 _ROWS = 20
@@ -36,23 +35,6 @@ _MODE_HEAD = (
 )  # fmt: skip
 _FAILURE_HEAD = ("site", "scope", "mode", "metric", "value", "limit", "how far", "change")
 _FOLD = "<details><summary>All failures</summary>"
-
-
-def junit_properties(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return pairs for `record_property`: the checked metrics of one comparison."""
-    where = one_line(f"{record['site']} {record['scope']}")
-    pairs = [
-        (f"qgate {where} {metric}".rstrip(), f"{verdict_word(check)}: {view_of(check).text()}")
-        for metric, check in binding_checks(record).items()
-    ]
-    about = [(f"qgate {name}", one_line(record[name])) for name in ("model", "mode", "layer")]
-    return [*about, *((name, one_line(value)) for name, value in pairs)]
-
-
-def verdict_word(check: Mapping[str, Any]) -> str:
-    if not check["passed"]:
-        return "failed"
-    return "improved" if check["improved"] else "passed"
 
 
 def markdown_summary(
