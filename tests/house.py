@@ -962,7 +962,7 @@ def name_comparison_violations(package_dir: Path) -> list[str]:
         if len(found := _name_comparisons(module)) > FILE_KINDS.get(module.shown, 0):
             bad += [
                 f"{module.at(node.lineno)}: {ast.unparse(node)} asks for a name: read a field of "
-                "the scope or of the kind (qgate.results.scopes, qgate.results.limit_kinds)."
+                "the scope or of the kind (qgate.results.kinds)."
                 for node in found
             ]
     return bad

@@ -19,7 +19,7 @@ from qgate.modes.formats import FORMAT_MODES, FP32
 from qgate.modes.mamba import MAMBA_MODES
 from qgate.modes.served import SERVED_MODES
 from qgate.modes.served_weights import SERVED_WEIGHT_MODES
-from qgate.results.scopes import SCOPES
+from qgate.results.kinds import SCOPES
 from tests.markdown import markdown_table
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qgate.gate.policy import NUMBERS
-from qgate.results.scopes import SCOPES, Scope
+from qgate.results.kinds import SCOPES, Scope
 from tests.page_tables import DOCS, END, MARK, SETTINGS, TABLES, limits_table, replaced
 
 

@@ -33,8 +33,8 @@ from qgate.errors import QgateError, unknown
 from qgate.gate.measured import Measured, is_finite
 from qgate.metrics import METRICS, Metric
 from qgate.project.settings import LIMITS_OF_PYPROJECT
+from qgate.results.kinds import SCOPES, Scope, scope_of
 from qgate.results.run_facts import MARGINS, LooserLimit
-from qgate.results.scopes import SCOPES, Scope, scope_of
 
 Side = Literal["<=", ">=", "=="]
 # Elements that other arithmetic moves across a threshold, and the share of them that other weights

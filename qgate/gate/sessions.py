@@ -25,11 +25,10 @@ from qgate.baselines import (
 )
 from qgate.errors import QgateError
 from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, comparable
-from qgate.gate.checks import Check, Verdict, judge
+from qgate.gate.checks import Check, Verdict, judge, smallest_defects
 from qgate.gate.ledger import Decision, Ledger, Which, with_accepted
 from qgate.gate.measured import Measured
 from qgate.gate.policy import Policy
-from qgate.gate.power import smallest_defects
 from qgate.gate.subjects import Subject
 from qgate.gate.texts import failure_text, finding, hint
 from qgate.metrics.grades import grades_of

@@ -13,7 +13,7 @@ from qgate.metrics.grades import graded
 from qgate.metrics.plan_changes import PlanChange, merged, plan_changes
 from qgate.results.checks import decibels_over, view_of
 from qgate.results.failure_causes import EarlierCause, said_of
-from qgate.results.limit_kinds import LIMIT_KINDS
+from qgate.results.kinds import LIMIT_KINDS
 from qgate.results.schema import FindingWords
 from qgate.text import change_figure, counted, figure_text, figures_apart, one_line
 

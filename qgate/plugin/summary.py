@@ -27,7 +27,7 @@ from qgate.plugin.runs import SuiteRun, remove_stale, selection_of
 from qgate.results import Tally, github_annotations, github_error, markdown_summary
 from qgate.results.coverage import partial_text
 from qgate.results.failure_causes import cause_of, origin_of, suspect_of
-from qgate.results.limit_kinds import barred_modes
+from qgate.results.kinds import barred_modes
 from qgate.results.run_facts import other_test_lines, other_tests_of
 from qgate.results.summary import set_up_lines
 from qgate.storage.out_folders import REPRODUCTIONS

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from qgate.metrics import METRICS
-from qgate.results.limit_kinds import limit_kind_of
+from qgate.results.kinds import limit_kind_of
 from qgate.text import change_figure, figures_apart, one_line, times_figure
 
 

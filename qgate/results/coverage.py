@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from qgate.records import Meta
+from qgate.results.kinds import scope_of
 from qgate.results.pictures import Count
-from qgate.results.scopes import scope_of
 from qgate.text import counted, listed
 
 MOST_NAMES = 100

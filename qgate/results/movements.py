@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from qgate.metrics import METRICS
 from qgate.results.checks import binding, change_of
-from qgate.results.limit_kinds import limit_kind_of
+from qgate.results.kinds import limit_kind_of
 from qgate.results.schema import Record, is_counted
 
 # What a regression may be on the same device: within it, two values are called equal.

@@ -24,7 +24,7 @@ from qgate.results.failure_causes import (
     joined_causes,
     suspect_of,
 )
-from qgate.results.limit_kinds import limit_kind_of
+from qgate.results.kinds import limit_kind_of, scope_of
 from qgate.results.pictures import LONG_TEXT
 from qgate.results.run_facts import (
     ended_badly,
@@ -33,7 +33,6 @@ from qgate.results.run_facts import (
     other_tests_text,
 )
 from qgate.results.schema import Record, is_counted
-from qgate.results.scopes import scope_of
 from qgate.text import counted, figure_text, listed, shortened, times_figure
 
 # Failures kept per test and mode, worst first; the others are counted.

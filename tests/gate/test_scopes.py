@@ -14,8 +14,7 @@ from qgate.gate.sessions import record_rows
 from qgate.page.runs import representative_error
 from qgate.results.checks import binding, view_of, worst_first
 from qgate.results.failure_causes import causes_of_mode, suspect_of
-from qgate.results.limit_kinds import LIMIT_KINDS, LimitKind
-from qgate.results.scopes import SCOPES, Scope, Tier, scope_of
+from qgate.results.kinds import LIMIT_KINDS, SCOPES, LimitKind, Scope, Tier, scope_of
 from tests.gate.making import measured
 
 TOY = Scope(

@@ -43,7 +43,7 @@ from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import is_text
 from qgate.modes import Mode, Quantized
 from qgate.results.failure_causes import is_wrong_gradient
-from qgate.results.scopes import scope_of
+from qgate.results.kinds import scope_of
 
 MOST_SITES, MOST_OF_GATE, MOST_TRIES = 8, 2, 4
 """Sites of a mode that are diagnosed, of a gate, and of a gate as long as none has words."""

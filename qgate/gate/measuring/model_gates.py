@@ -26,9 +26,9 @@ from qgate.loading import LateModule
 from qgate.models.task_metric import metric_name
 from qgate.modes import Mode
 from qgate.modes.formats import FP32
+from qgate.results.kinds import Tier, scope_of
 from qgate.results.pictures import LONG_TEXT
 from qgate.results.schema import Record
-from qgate.results.scopes import Tier, scope_of
 
 if TYPE_CHECKING:
     from qgate.gate.measuring import diagnosing as diagnosing
