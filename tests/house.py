@@ -132,7 +132,7 @@ DIVISIONS = {
 """Divisions by numbers in them that divide no tensor, with the reason."""
 OF_LIMITS = ("gate", "results", "page")
 """Rooms in which `kind` is that of a limit or of a row."""
-FILE_KINDS = {"qgate/page/history.py": 1, "qgate/results/schema.py": 1}
+FILE_KINDS = {"qgate/results/files.py": 1}
 """Files of these rooms that read which kind of file another one is, and how often."""
 LONGEST = 800
 ALONE = {"probe": 805}

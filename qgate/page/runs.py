@@ -17,12 +17,12 @@ import msgspec
 
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.results import binding, read
-from qgate.results.checks import badness
+from qgate.results.checks import badness, is_counted
 from qgate.results.failure_causes import FailureCause
 from qgate.results.files import effective_header
 from qgate.results.kinds import SCOPES, limit_kind_of, scope_of
 from qgate.results.run_facts import is_finished, other_tests_of
-from qgate.results.schema import Record, is_counted
+from qgate.results.schema import Record
 from qgate.results.summary import Tally
 from qgate.text import counted
 

@@ -13,9 +13,16 @@ if TYPE_CHECKING:
         github_error,
         markdown_summary,
     )
-    from qgate.results.files import Writer, csv_table, read, to_csv, write_results
+    from qgate.results.files import (
+        Writer,
+        check_storable,
+        csv_table,
+        new_header,
+        read,
+        to_csv,
+        write_results,
+    )
     from qgate.results.merging import MergedResults, merge
-    from qgate.results.schema import check_storable, new_header
     from qgate.results.summary import Tally
 
 __all__ = [
@@ -43,9 +50,8 @@ __getattr__ = lazy(
     {
         "checks": "binding junit_properties measured_sites worst_first",
         "ci": "github_annotations github_error markdown_summary",
-        "files": "Writer csv_table read to_csv write_results",
+        "files": "Writer check_storable csv_table new_header read to_csv write_results",
         "merging": "MergedResults merge",
-        "schema": "check_storable new_header",
         "summary": "Tally",
     },
 )

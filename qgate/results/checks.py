@@ -14,6 +14,11 @@ from qgate.results.kinds import limit_kind_of
 from qgate.text import change_figure, figures_apart, one_line, times_figure
 
 
+def is_counted(record: Mapping[str, Any]) -> bool:
+    """Tell if a record counts: that of a gate which failed as expected does not."""
+    return "xfailed" not in record
+
+
 def severity(check: Mapping[str, Any]) -> tuple[int, int, float]:
     """Return a key that sorts the worst check last.
 

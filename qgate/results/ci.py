@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from qgate.results.checks import binding, view_of, worst_first
+from qgate.results.checks import binding, is_counted, view_of, worst_first
 from qgate.results.coverage import partial_text
 from qgate.results.failure_causes import origin_of
 from qgate.results.run_facts import (
@@ -17,7 +17,6 @@ from qgate.results.run_facts import (
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.schema import is_counted
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, verdict_text
 from qgate.text import (
     for_markdown,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from qgate.metrics import METRICS
 from qgate.metrics.plan_changes import PlanChange, is_plan_change, merged, plan_changes
-from qgate.results.checks import CheckView, binding, rank, view_of
+from qgate.results.checks import CheckView, binding, is_counted, rank, view_of
 from qgate.results.coverage import extent_of, partial_head, total_text
 from qgate.results.failure_causes import (
     MOST_SUSPECTS,
@@ -32,7 +32,7 @@ from qgate.results.run_facts import (
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.schema import Record, is_counted
+from qgate.results.schema import Record
 from qgate.text import counted, figure_text, listed, shortened, times_figure
 
 # Failures kept per test and mode, worst first; the others are counted.

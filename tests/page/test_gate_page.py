@@ -22,7 +22,7 @@ from qgate.page._texts import headline, view_texts
 from qgate.page.pages import HtmlSection, page, summary_head
 from qgate.page.runs import Run, run_of_records
 from qgate.results.checks import view_of
-from qgate.results.schema import line
+from qgate.results.files import line
 from tests.page.gate_records import (
     HOSTILE,
     KINDS,

@@ -24,8 +24,7 @@ from qgate.results import (
 )
 from qgate.results.checks import view_of
 from qgate.results.ci import github_annotation
-from qgate.results.files import COLUMNS
-from qgate.results.schema import line, parse
+from qgate.results.files import COLUMNS, line, parse
 from qgate.results.summary import GateCounts, summarize_comparison, verdict_texts
 from tests.results.making import header, record
 
