@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qgate.charts.pages import Cell, margin_step, number, render
-from qgate.page._gates import natural
-from qgate.page._texts import headline_parts
+from qgate.page._gates import headline_parts, natural
 from qgate.page.comparison_texts import (
     cell_texts,
     change_text,

@@ -14,20 +14,18 @@ from qgate.charts.pages import HeadView, first_rows, render
 from qgate.charts.svg import LIGHT, STYLE
 from qgate.loading import without_collector
 from qgate.page._gates import (
+    VERDICTS,
     Link,
     Panels,
     failing_blocks,
+    first_line,
     gate_rows,
     gate_table,
-    heat_view,
-    passing_gates,
-)
-from qgate.page._texts import (
-    VERDICTS,
-    first_line,
     headline,
     headline_figures,
     headline_parts,
+    heat_view,
+    passing_gates,
     updated_text,
     verdict_of,
 )

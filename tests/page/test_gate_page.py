@@ -18,7 +18,7 @@ from qgate.charts.pages import margin_step
 from qgate.charts.palette import HEAT_DARK, HEAT_LIGHT
 from qgate.gate.checks import Check
 from qgate.page import _gates
-from qgate.page._texts import headline, view_texts
+from qgate.page._gates import headline, view_texts
 from qgate.page.pages import HtmlSection, page, summary_head
 from qgate.page.runs import Run, run_of_records
 from qgate.results.checks import view_of
