@@ -51,7 +51,6 @@ else:
 
 MOST_BYTES = 1 << 30
 """Bytes of tensors of one batch that may wait for the reference."""
-_HALVES = (torch.float16, torch.bfloat16)
 WHOLE = "whole samples"
 _MASSIVE_OWN = 2.0**-6
 """Share of a row's energy by which code of one's own in 16 bits may be off among massive values,
