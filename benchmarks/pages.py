@@ -31,7 +31,7 @@ from qgate.drawing.page import page as dump_page
 from qgate.engines.page import page as engines_page
 from qgate.page.comparisons import ComparedRun, compare
 from qgate.page.pages import page as gate_page
-from qgate.page.reports import write_page
+from qgate.page.reports import write_comparison
 from qgate.page.runs import run_of_records
 from qgate.sweeps.page import page as sweep_page
 from tests.activation_stats import activation_records
@@ -61,7 +61,7 @@ def _compared(count: int) -> str:
         sides.append(ComparedRun(name, header, records))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "r.html")
-        write_page(path, runs, plots="none", comparison=compare(*sides))
+        write_comparison(path, runs, compare(*sides), plots="none")
         return path.read_text(encoding="utf-8")
 
 

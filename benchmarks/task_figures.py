@@ -20,7 +20,7 @@ from qgate.engines.kept_logits import keep_logits
 from qgate.engines.logit_files import read_logit_file
 from qgate.engines.record import TokenFigures
 from qgate.engines.scored import ScoredSample, scored
-from qgate.text.numbers import brief, percent
+from qgate.text.wording import brief, percent
 
 
 def samples_of(logits: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[ScoredSample]:

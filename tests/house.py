@@ -132,7 +132,7 @@ DIVISIONS = {
 """Divisions by numbers in them that divide no tensor, with the reason."""
 OF_LIMITS = ("gate", "results", "page")
 """Rooms in which `kind` is that of a limit or of a row."""
-FILE_KINDS = {"qgate/page/history.py": 1, "qgate/results/schema.py": 1}
+FILE_KINDS = {"qgate/results/files.py": 1}
 """Files of these rooms that read which kind of file another one is, and how often."""
 LONGEST = 800
 ALONE = {"probe": 805}
@@ -962,7 +962,7 @@ def name_comparison_violations(package_dir: Path) -> list[str]:
         if len(found := _name_comparisons(module)) > FILE_KINDS.get(module.shown, 0):
             bad += [
                 f"{module.at(node.lineno)}: {ast.unparse(node)} asks for a name: read a field of "
-                "the scope or of the kind (qgate.results.scopes, qgate.results.limit_kinds)."
+                "the scope or of the kind (qgate.results.kinds)."
                 for node in found
             ]
     return bad

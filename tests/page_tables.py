@@ -13,13 +13,13 @@ from pathlib import Path
 
 from qgate import formats
 from qgate.cli._formats import number
-from qgate.gate.limits import NUMBERS, Limits
+from qgate.gate.policy import NUMBERS, Limits
 from qgate.modes.experts import EXPERT_MODES
 from qgate.modes.formats import FORMAT_MODES, FP32
 from qgate.modes.mamba import MAMBA_MODES
 from qgate.modes.served import SERVED_MODES
 from qgate.modes.served_weights import SERVED_WEIGHT_MODES
-from qgate.results.scopes import SCOPES
+from qgate.results.kinds import SCOPES
 from tests.markdown import markdown_table
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -420,11 +420,11 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
         "a file and a name": (
             {
                 "gate/a.py": "from qgate.metrics._table import x\n",
-                "gate/b.py": "def f():\n    from qgate.text.names import _cut\n",
+                "gate/b.py": "def f():\n    from qgate.text.wording import _cut\n",
             },
             [
                 "qgate/gate/a.py:1: imports qgate.metrics._table.x",
-                "qgate/gate/b.py:2: imports qgate.text.names._cut",
+                "qgate/gate/b.py:2: imports qgate.text.wording._cut",
             ],
         ),
     },

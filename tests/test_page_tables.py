@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qgate.gate.limits import NUMBERS
-from qgate.results.scopes import SCOPES, Scope
+from qgate.gate.policy import NUMBERS
+from qgate.results.kinds import SCOPES, Scope
 from tests.page_tables import DOCS, END, MARK, SETTINGS, TABLES, limits_table, replaced
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from qgate._version import __version__
 from qgate.audits.record import KIND, AuditRecord, LimitAdvice, PlaceRecord, is_weak, merge_places
-from qgate.text.numbers import brief
+from qgate.text.wording import brief
 
 MARGIN = 4.0
 """A limit is at least this many times the largest distance seen."""

@@ -28,8 +28,7 @@ from qgate.audits.record import (
 )
 from qgate.audits.sources import UnreadableError
 from qgate.audits.watching import Comparison
-from qgate.text.names import shortened
-from qgate.text.numbers import brief
+from qgate.text.wording import brief, shortened
 
 MOST_CALLS = 100
 """Comparisons of one place that are judged; later ones are only counted."""

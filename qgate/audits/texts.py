@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from qgate.audits.record import AuditRecord, PlaceRecord, is_weak
 from qgate.text.escaping import one_line
-from qgate.text.names import counted, listed
+from qgate.text.wording import counted, listed
 
 NAMES = {
     "zeros": "zeros",

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from qgate.charts import axes
-from qgate.charts.axes import Axis
+from qgate.charts import svg
 from qgate.charts.svg import (
+    Axis,
     color,
     cut_to_width,
     group,
@@ -161,10 +161,10 @@ def spread(positions: Sequence[float], pitch: float, low: float, high: float) ->
 
 def gray_key(count: int, noun: str) -> list[tuple[str, str]]:
     """Return a legend entry that says how many lines are gray."""
-    return [(axes.stroke_sample("gray", "", 1.4), f"{count} other {noun}")] if count else []
+    return [(svg.stroke_sample("gray", "", 1.4), f"{count} other {noun}")] if count else []
 
 
-def thin_ticks(texts: Sequence[str], x: Axis, order: Sequence[int]) -> axes.Ticks:
+def thin_ticks(texts: Sequence[str], x: Axis, order: Sequence[int]) -> svg.Ticks:
     """Return the texts that have room below their positions; the first in `order` come first."""
     spans: list[tuple[float, float]] = []
     ticks = []
@@ -181,7 +181,7 @@ def position_axis(count: int, colored: Sequence[Line], width: float) -> Axis:
     """Make an axis of the positions 0, 1, 2 ... with room for names at the right."""
     air = 0.02 * count + 0.15
     names = max((text_width(name) for name in distinct_names(colored)), default=0.0) + 24
-    return Axis("linear", -air, max(count - 1, 0) + air, axes.LEFT, width - names - 2)
+    return Axis("linear", -air, max(count - 1, 0) + air, svg.LEFT, width - names - 2)
 
 
 def numbered_axis(
@@ -189,7 +189,7 @@ def numbered_axis(
 ) -> Axis:
     """Make an axis of `count` positions that stand for numbers from `first` on, `step` apart."""
     x = position_axis(count, lines, width)
-    pace = max(1, int(axes.round_step(count * step, 8)))
+    pace = max(1, int(svg.round_step(count * step, 8)))
     start = -(-first // pace) * pace
     numbered = range(start, first + count * step, pace)
     ticks = [((at - first) / step, f"{at:,}") for at in numbered]
@@ -203,6 +203,6 @@ def line_chart(
     *, width: float, over: str = "", nothing: str = "",
 ) -> str:  # fmt: skip
     """Draw lines with their names, `over` on top of them; `nothing` says why there is no line."""
-    body = axes.frame(x, y, draw_lines(lines, x, y) + over, width=width)
-    body += line_names(lines.colored, x, y) + axes.legend(entries, width - 4)
+    body = svg.frame(x, y, draw_lines(lines, x, y) + over, width=width)
+    body += line_names(lines.colored, x, y) + svg.legend(entries, width - 4)
     return body + (label(width / 2, 130, nothing, "middle", fill="muted") if nothing else "")

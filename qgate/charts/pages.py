@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from qgate.charts.heat import margin_step
 from qgate.charts.palette import HEAT_DARK, HEAT_LIGHT
 from qgate.text import brief, for_html, one_line, shortened, times_figure
 from qgate.text.findings import NOTHING, Finding
@@ -175,3 +175,18 @@ def _environment() -> Environment:
         "heat_dark": HEAT_DARK,
     }
     return environment
+
+
+# Times the limit where a step of color ends: what passed has the three palest.
+_EDGES = (0.5, 0.9, 1.0, 1.2, 2.0, 5.0, 20.0)
+assert len(_EDGES) == len(HEAT_LIGHT) - 1
+
+
+def margin_step(margin: float) -> int:
+    """Return the step of color of a value by how many times its limit it is."""
+    return bisect_left(_EDGES, margin)
+
+
+def margin_legend() -> list[str]:
+    """Return, for each step, the margins in it."""
+    return [*(f"≤ {edge:g}×" for edge in _EDGES), f"> {_EDGES[-1]:g}×"]

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from qgate.charts import axes
-from qgate.charts.axes import BOTTOM, LEFT, RIGHT, TOP
+from qgate.charts import svg
 from qgate.charts.svg import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    TOP,
     brief,
     color,
     cut_to_width,
@@ -47,11 +50,11 @@ def scale_curve(curve: ScaleCurve) -> str:
     ends = [exponent for exponent, _ in levels] + marked
     low, high = min(ends), max(ends)
     air = max(0.04 * (high - low), 0.5)
-    x = axes.linear(low - air, high + air, LEFT, RIGHT, "scale exponent (log2)", 8)
+    x = svg.linear(low - air, high + air, LEFT, RIGHT, "scale exponent (log2)", 8)
     if high - low < 8:
-        whole = axes.multiples(x.low, x.high, 1.0)
+        whole = svg.multiples(x.low, x.high, 1.0)
         x = replace(x, ticks=tuple((v, f"{v:g}".replace("-", "−")) for v in whole))
-    y = axes.logarithmic([error for _, error in levels], BOTTOM, TOP + 16, "relative MSE")
+    y = svg.logarithmic([error for _, error in levels], BOTTOM, TOP + 16, "relative MSE")
     points = [(x.place(exponent), y.place(error)) for exponent, error in levels]
     line = polyline([p if e > 0 else None for p, (_, e) in zip(points, levels, strict=True)])
     shapes = path(line, stroke=color("blue"), stroke_width=1.4, fill="none")
@@ -63,31 +66,31 @@ def scale_curve(curve: ScaleCurve) -> str:
         description += f", relative MSE {brief(min(e for _, e in levels))} to "
         description += brief(max(e for _, e in levels))
     labels = _line_names(x, recommended, beside, curve.beside_name)
-    return axes.panel(x, y, shapes, labels, scale_finding(curve), f"{description}.")
+    return svg.panel(x, y, shapes, labels, scale_finding(curve), f"{description}.")
 
 
 def _marks(
     levels: list[tuple[float, float]],
     recommended: float,
     beside: float | None,
-    x: axes.Axis,
-    y: axes.Axis,
+    x: svg.Axis,
+    y: svg.Axis,
 ) -> str:
     """Mark the recommended level with a star, and the one beside it with a diamond."""
     errors = dict(levels)
     shapes = ""
     if beside is not None and beside != recommended:
-        shapes += axes.rule(x.place(beside), TOP + 14, "orange", "4 3")
+        shapes += svg.rule(x.place(beside), TOP + 14, "orange", "4 3")
         if beside in errors:
             point = (x.place(beside), y.place(errors[beside]))
             shapes += markers("diamond", [point], "orange")
-    shapes += axes.rule(x.place(recommended), TOP + 14, "green")
+    shapes += svg.rule(x.place(recommended), TOP + 14, "green")
     if recommended in errors:
         shapes += markers("star", [(x.place(recommended), y.place(errors[recommended]))], "green")
     return shapes
 
 
-def _line_names(x: axes.Axis, recommended: float, beside: float | None, name: str) -> str:
+def _line_names(x: svg.Axis, recommended: float, beside: float | None, name: str) -> str:
     """Write names over the two lines, away from each other."""
     if beside is None or beside == recommended:
         words = "★ recommended" if beside is None else f"★ recommended = {name}"

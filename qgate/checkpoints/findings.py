@@ -16,7 +16,7 @@ from qgate.checkpoints.record import (
     WeightFigures,
     WeightRecord,
 )
-from qgate.text.numbers import decibels
+from qgate.text.wording import decibels
 
 LIMIT_DB = 1.0
 """Error over the ideal quantizer's that conventions of right exporters stay under.

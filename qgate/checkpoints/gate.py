@@ -23,9 +23,8 @@ from qgate.checkpoints.recipe_texts import bits_per_weight, fold_numbers, plan_t
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightRecord
 from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.errors import QgateError, unknown
-from qgate.gate.checks import FINDINGS
 from qgate.gate.measured import Measured
-from qgate.gate.policy import Policy
+from qgate.gate.policy import FINDINGS, Policy
 from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.gate.subjects import OUTSIDE, Subject, commit_here, layer_order
 from qgate.modes import Mode

@@ -16,7 +16,7 @@ from qgate.checkpoints.local_sums import CHANGED_DB, GROUP_DB, ROW_DB
 from qgate.checkpoints.record import WeightFigures
 from qgate.checkpoints.rows import WeightRows
 from qgate.text import counted
-from qgate.text.numbers import decibels
+from qgate.text.wording import decibels
 
 ALIKE = 0.85
 """Cosine at which values are the parent's but for their size, or those of another place."""

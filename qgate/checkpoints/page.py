@@ -13,13 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from qgate.charts import axes
-from qgate.charts.axes import BOTTOM, LEFT, RIGHT, TOP
-from qgate.charts.heat import margin_legend, margin_step
+from qgate.charts import svg
 from qgate.charts.lines import Line, color_lines, line_chart, numbered_axis
-from qgate.charts.pages import Cell, Evidence, HeadView, number
+from qgate.charts.pages import Cell, Evidence, HeadView, margin_legend, margin_step, number
 from qgate.charts.reports import HeatTable, Section, SectionTable, report_page
-from qgate.charts.svg import color, cut_to_width, document, path
+from qgate.charts.svg import BOTTOM, LEFT, RIGHT, TOP, color, cut_to_width, document, path
 from qgate.checkpoints.findings import BETTER_DB, LIMIT_DB, OutlierWeight, find_outliers
 from qgate.checkpoints.recipe_texts import fold_numbers, plan_texts, recipe_file_lines
 from qgate.checkpoints.record import (
@@ -315,14 +313,14 @@ def add_octaves(several: Sequence[Octaves]) -> Octaves:
 def scale_histogram(title: str, octaves: Octaves) -> str:
     """Draw how many scales are in each octave, on a logarithmic axis of counts."""
     low, counts = octaves
-    edges, (merged,) = axes.merge_octaves(low, [counts], range(len(counts)))
-    x = axes.octaves(edges[0] - 0.5, edges[-1] + 0.5, LEFT, RIGHT, "scale")
+    edges, (merged,) = svg.merge_octaves(low, [counts], range(len(counts)))
+    x = svg.octaves(edges[0] - 0.5, edges[-1] + 0.5, LEFT, RIGHT, "scale")
     unit = "scales" if edges.step == 1 else f"scales in {edges.step} octaves"
-    y = axes.log_count_axis(max(merged), BOTTOM, TOP + 16, unit)
-    bars = axes.octave_bars(edges, merged, x, y, 0.5 if len(merged) < 60 else 0.0)
+    y = svg.log_count_axis(max(merged), BOTTOM, TOP + 16, unit)
+    bars = svg.octave_bars(edges, merged, x, y, 0.5 if len(merged) < 60 else 0.0)
     sheets = path(bars, fill=color("blue"), data_bars="counts")
     text = f"{counted(sum(counts), 'scale')} from 2^{low} to 2^{low + len(counts)}."
-    return axes.panel(x, y, sheets, "", title, text)
+    return svg.panel(x, y, sheets, "", title, text)
 
 
 def block_chart(block: WorstBlock) -> str:
@@ -332,7 +330,7 @@ def block_chart(block: WorstBlock) -> str:
     low, high = min(values), max(values)
     air = _AIR * (high - low) or 1.0
     x = numbered_axis(lines.colored, len(block.values), _WIDTH, "column", block.column)
-    y = axes.linear(low - air, high + air, BOTTOM, TOP, "", 5)
+    y = svg.linear(low - air, high + air, BOTTOM, TOP, "", 5)
     scale = "not finite" if block.scale is None else brief(block.scale)
     error = "not finite" if not block.error else decibels(10 * math.log10(block.error))
     title = f"{cut_to_width(block.name, 300, 13)}, row {block.row}"

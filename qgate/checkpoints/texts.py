@@ -11,7 +11,7 @@ from qgate.checkpoints.findings import OutlierWeight, find_outliers
 from qgate.checkpoints.recipe_texts import bits_per_weight, recipe_file_lines
 from qgate.checkpoints.record import CheckpointRecord, WeightRecord, worst_first
 from qgate.text import counted, one_line
-from qgate.text.numbers import brief, decibels, megabytes, percent
+from qgate.text.wording import brief, decibels, megabytes, percent
 
 SHOWN = 40
 FORMAT_HEADINGS = ("format", "packing", "tensors", "parameters", "bits each", "size")

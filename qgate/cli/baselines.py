@@ -27,7 +27,7 @@ from qgate.cli._project import option_here, project_folder
 from qgate.errors import QgateError, unknown
 from qgate.loading import LateModule
 from qgate.project.settings import baselines_folder
-from qgate.results.limit_kinds import limit_kind_of
+from qgate.results.kinds import limit_kind_of
 from qgate.text import megabytes, one_line
 from qgate.text.printing import print_line, print_text
 

@@ -40,15 +40,15 @@ from qgate.text.printing import print_line, print_text
 if TYPE_CHECKING:
     from qgate import results
     from qgate.page import comment as comments
-    from qgate.page import comparison_texts, comparisons, reports, runs, terminal
-    from qgate.results import extent as extents
+    from qgate.page import comparison_texts, comparisons, pages, reports, runs, terminal
+    from qgate.results import coverage
 else:
     comments = LateModule("qgate.page.comment")
     comparison_texts = LateModule("qgate.page.comparison_texts")
     comparisons = LateModule("qgate.page.comparisons")
     reports, terminal = (LateModule("qgate.page.reports"), LateModule("qgate.page.terminal"))
-    results, extents = (LateModule("qgate.results"), LateModule("qgate.results.extent"))
-    reports, runs = (LateModule("qgate.page.reports"), LateModule("qgate.page.runs"))
+    results, coverage = (LateModule("qgate.results"), LateModule("qgate.results.coverage"))
+    pages, runs = (LateModule("qgate.page.pages"), LateModule("qgate.page.runs"))
 
 _RESULTS = "results.jsonl"
 _NEARBY = 5
@@ -312,8 +312,8 @@ def merge_results(args: argparse.Namespace, paths: Sequence[Path]) -> int:
     merged = results.merge(paths, target, check, allow_partial=args.allow_partial)
     with results.csv_table(folder / "results.csv") as add:
         whole = runs.read_run(target, each=add, trusted=True)
-    reports.write_page(report, [whole], plots=args.plots)
-    partial = extents.partial_text(whole.header)
+    pages.write_page(report, whole, plots=args.plots)
+    partial = coverage.partial_text(whole.header)
     status = int(bool(partial) or (args.exit_code and not whole.passed))
     if args.json:
         print_json(
@@ -328,9 +328,9 @@ def merge_results(args: argparse.Namespace, paths: Sequence[Path]) -> int:
             }
         )
         return status
-    if extents.is_partial(extents.extent_of(whole.header)):
-        print_line(partial or extents.extent_text(whole.header))
-    for text in extents.covered_texts(whole.header):
+    if coverage.is_partial(coverage.extent_of(whole.header)):
+        print_line(partial or coverage.extent_text(whole.header))
+    for text in coverage.covered_texts(whole.header):
         print_line(text)
     for text in merged.torn:
         print_line(text)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qgate.engines.scored import Pair
-from qgate.text.numbers import brief
+from qgate.text.wording import brief
 
 ROWS = 256
 """Positions whose logits are looked at, the first of each sample in turn."""

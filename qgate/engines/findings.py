@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qgate.engines.record import EnginesRecord, LimitedFigure, WeightComparison
-from qgate.text.numbers import brief, percent
+from qgate.text.wording import brief, percent
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,15 @@ from qgate.engines.texts import carrier_text, difference_text
 from qgate.engines.units import UnitFigures, mean_noise, single_noise, tokens_text, unit_figures
 from qgate.engines.weights import MatchedWeights
 from qgate.errors import QgateError, unknown
-from qgate.gate.checks import FINDINGS
 from qgate.gate.measured import Measured
-from qgate.gate.policy import Policy
+from qgate.gate.policy import FINDINGS, Policy
 from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.gate.subjects import Subject, commit_here
 from qgate.metrics import METRICS, sample_number
 from qgate.modes import Mode
 
 if TYPE_CHECKING:
-    from qgate.gate.verdict import Verdict
+    from qgate.gate.checks import Verdict
 
 TOKENS, WEIGHTS, SITES = "tokens", "weights", "sites"
 PARTS = (TOKENS, WEIGHTS, SITES)

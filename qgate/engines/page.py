@@ -10,12 +10,11 @@ import math
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlencode
 
-from qgate.charts import axes
-from qgate.charts.axes import BOTTOM, TOP
+from qgate.charts import svg
 from qgate.charts.lines import Line, color_lines, line_chart, numbered_axis
 from qgate.charts.pages import Cell, Evidence, HeadView, number
 from qgate.charts.reports import Section, SectionTable, report_page
-from qgate.charts.svg import cut_to_width, document
+from qgate.charts.svg import BOTTOM, TOP, cut_to_width, document
 from qgate.engines.record import (
     CarryingToken,
     EnginesRecord,
@@ -247,7 +246,7 @@ def profile_chart(profile: PositionProfile) -> str:
     lines = color_lines([Line("largest", profile.largest), Line("mean", profile.mean)])
     count, step = len(profile.mean), profile.step
     x = numbered_axis(lines.colored, count, _WIDTH, "position", _FIRST, step)
-    y = axes.logarithmic(lines.values, BOTTOM, TOP, "size of the difference (nats)")
+    y = svg.logarithmic(lines.values, BOTTOM, TOP, "size of the difference (nats)")
     pace = f", each over {step:,} positions" if step > 1 else ""
     text = f"Differences of log-probabilities at {count:,} places{pace}."
     body = line_chart(lines, x, y, (), width=_WIDTH)
@@ -263,7 +262,7 @@ def sample_chart(sample: SampleDifferences) -> str:
     x = numbered_axis(
         lines.colored, len(sample.differences), _WIDTH, "position", _FIRST, sample.step
     )
-    y = axes.linear(low - air, high + air, BOTTOM, TOP + 14, "nats", 5)
+    y = svg.linear(low - air, high + air, BOTTOM, TOP + 14, "nats", 5)
     title = f"sample {cut_to_width(sample.sample, 300, 13)}"
     text = f"{percent(sample.share)} of the difference"
     body = line_chart(lines, x, y, [("", text)], width=_WIDTH)

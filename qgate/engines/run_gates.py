@@ -23,9 +23,8 @@ from qgate.engines.sync_record import SyncRecord
 from qgate.engines.sync_texts import group_text
 from qgate.engines.sync_texts import headline as sync_headline
 from qgate.errors import QgateError, unknown
-from qgate.gate.checks import FINDINGS
 from qgate.gate.measured import Measured
-from qgate.gate.policy import Policy
+from qgate.gate.policy import FINDINGS, Policy
 from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.gate.subjects import Subject, commit_here
 from qgate.modes import Mode

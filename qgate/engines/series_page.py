@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from qgate.charts import axes
-from qgate.charts.axes import BOTTOM, TOP
+from qgate.charts import svg
 from qgate.charts.lines import (
     Line,
     color_lines,
@@ -15,7 +14,7 @@ from qgate.charts.lines import (
 )
 from qgate.charts.pages import Cell, Evidence, HeadView, number
 from qgate.charts.reports import Section, SectionTable, report_page
-from qgate.charts.svg import box, color, document, path
+from qgate.charts.svg import BOTTOM, TOP, box, color, document, path
 from qgate.engines.series_record import Drift, SeriesRecord, StepDistances
 from qgate.engines.series_texts import HEAD, drift_text, headline, step_row
 from qgate.text import brief
@@ -126,8 +125,8 @@ def _chart(series: SeriesRecord, title: str, figures: Sequence[str], lines: Sequ
     x = position_axis(len(numbers), colored.colored, _WIDTH)
     spaced = [*range(0, len(numbers), max(1, len(numbers) // 6))]
     ticks = thin_ticks(numbers, x, spaced)
-    x = axes.Axis("linear", x.low, x.high, x.start, x.end, ticks, "step")
-    y = axes.logarithmic(colored.values, BOTTOM, TOP)
+    x = svg.Axis("linear", x.low, x.high, x.start, x.end, ticks, "step")
+    y = svg.logarithmic(colored.values, BOTTOM, TOP)
     drift = next((d for d in series.drifts if d.figure in figures), None)
     band = "" if drift is None else _band(series, drift, x)
     words = title if drift is None else f"{title}; it changes at step {drift.step}"
@@ -135,9 +134,9 @@ def _chart(series: SeriesRecord, title: str, figures: Sequence[str], lines: Sequ
     return document(_WIDTH, _HEIGHT, title, words, body)
 
 
-def _band(series: SeriesRecord, drift: Drift, x: axes.Axis) -> str:
+def _band(series: SeriesRecord, drift: Drift, x: svg.Axis) -> str:
     """Mark the steps between which a drift begins."""
     at = {step.step: number for number, step in enumerate(series.steps)}
     start, end = x.place(at[drift.first] - 0.5), x.place(at[drift.last] + 0.5)
     area = path(box(start, TOP, end - start, BOTTOM - TOP), fill=color("red"), fill_opacity=0.18)
-    return area + axes.rule(x.place(at[drift.step]), TOP, "red", "3 2")
+    return area + svg.rule(x.place(at[drift.step]), TOP, "red", "3 2")

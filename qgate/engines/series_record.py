@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.records.plain_data import plain_data
-from qgate.text.numbers import brief
+from qgate.text.wording import brief
 
 KIND = "qgate engine series 1"
 

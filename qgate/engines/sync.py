@@ -34,7 +34,7 @@ from qgate.probe import order_of_halves
 from qgate.storage.access import folder_of
 from qgate.storage.locations import user_location
 from qgate.text import counted, listed
-from qgate.text.numbers import brief
+from qgate.text.wording import brief
 
 FORMATS = {
     "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2, "int8": torch.int8,

@@ -17,7 +17,7 @@ from qgate.engines.record import (
     WeightDifference,
 )
 from qgate.text import one_line
-from qgate.text.numbers import brief, percent
+from qgate.text.wording import brief, percent
 
 
 def headline(record: EnginesRecord) -> str:

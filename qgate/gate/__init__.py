@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 from qgate.exports import lazy
 
 if TYPE_CHECKING:
-    from qgate.gate.checks import Check
-    from qgate.gate.limits import Bound, Limits, parse_bound
+    from qgate.gate.checks import Check, Verdict, judge
+    from qgate.gate.ledger import WHICH, EntryChange, GateUpdate, decide_update
     from qgate.gate.measured import Measured
-    from qgate.gate.policy import Policy
+    from qgate.gate.policy import Bound, Limits, Policy, parse_bound
     from qgate.gate.texts import failure_text, first_line
-    from qgate.gate.updating import WHICH, EntryChange, GateUpdate, decide_update
-    from qgate.gate.verdict import Verdict, judge
 
 __all__ = [
     "WHICH",
@@ -35,12 +33,10 @@ __all__ = [
 __getattr__ = lazy(
     __name__,
     {
-        "checks": "Check",
-        "limits": "Bound Limits parse_bound",
+        "checks": "Check Verdict judge",
+        "ledger": "EntryChange GateUpdate WHICH decide_update",
         "measured": "Measured",
-        "policy": "Policy",
+        "policy": "Bound Limits Policy parse_bound",
         "texts": "failure_text first_line",
-        "updating": "WHICH EntryChange GateUpdate decide_update",
-        "verdict": "Verdict judge",
     },
 )

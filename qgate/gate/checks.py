@@ -1,4 +1,4 @@
-"""The checks of one site: which limit, which number, how far over.
+"""The checks of a gate, and the verdict over all of them: which limit, which number, how far over.
 
 An error is held from above, and an improvement is listed. One that is far better than accepted
 fails until it is accepted: something else was computed, or it is worth keeping.
@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from qgate.gate.limits import Bound, Limits, Side, room_for_few_tokens, times_over, within
+from qgate.charts.overviews import Overview, Overviewed
+from qgate.errors import QgateError
 from qgate.gate.measured import Measured, is_finite
+from qgate.gate.policy import FINDINGS, Bound, Limits, Side, room_for_few_tokens, times_over, within
 from qgate.metrics import METRICS, Metric, sample_number
 from qgate.metrics.intervals import mean_interval
 from qgate.metrics.plan_changes import is_plan_change
-from qgate.results.limit_kinds import NO_ACCEPTED, LimitKind, limit_kind_of
-from qgate.results.ranking import severity
-from qgate.results.scopes import Scope, scope_of
+from qgate.results.checks import severity
+from qgate.results.kinds import NO_ACCEPTED, LimitKind, Scope, limit_kind_of, scope_of
+from qgate.results.run_facts import DefectKind, SmallestDefect
+from qgate.text import counted
 
 NO_SAMPLES = "the accepted file has figures of the mean alone: --update-baselines adds the samples"
-TASK_CHANGE, FINDINGS = "task_change", "findings"
+TASK_CHANGE = "task_change"
 # Stands for a quantizer where there is none: a plan that covers less is no improvement.
 NOT_QUANTIZED = "nothing"
 # Half the error (3 dB) is no noise of other arithmetic, which moves an error against FP32 by 5 %
@@ -438,3 +442,200 @@ def paired_change(before: Mapping[int, float], now: Mapping[int, float]) -> Pair
 
 def _figure(value: float) -> str:
     return f"{value:+.2g}" if abs(value) > _NOTHING else "0"
+
+
+# The verdict: every site is checked, whatever the first one says ----------------------------------
+
+
+_NO_SITE = "no such site"
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict(Overviewed):
+    """Measured rows and all their checks, in the order of execution."""
+
+    measured: tuple[Measured, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+    def overview(self) -> Overview:
+        """Describe the verdict: what failed, worst first, then what passed nearest to its limit."""
+        passed = sorted((c for c in self.checks if c.passed), key=lambda c: -(c.times or 0.0))
+        failed = self.failed
+        title = f"Verdict: {counted(len(self.checks), 'check')} at "
+        title += f"{counted(len(self.measured), 'place')}, {len(failed):,} failed"
+        source = [f"the error enters at {self.first_source}"] if self.first_source else []
+        rows = [*failed, *passed]
+        return Overview(title, rows, _check_row, "check", source, "times the limit")
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """Worst first: not finite, then by times over the bound, then missing ones."""
+        bad = (check for check in self.checks if not check.passed)
+        return tuple(sorted(bad, key=lambda check: check.badness))
+
+    @property
+    def improved(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.improved)
+
+    @property
+    def has_local(self) -> bool:
+        return any(measured.about.has_budget for measured in self.measured)
+
+    @property
+    def entry(self) -> Check | None:
+        """Return the failure where the error enters: against no accepted value if there is any.
+
+        Local and isolated errors are made at their sites, so the first one in the order of the
+        model is the cause; of two engines it is the first beyond what was accepted.
+        """
+        own = [check for check in self.failed if check.about.enters and check.limit.has_number]
+        return min(own, key=lambda c: (c.limit.needs_accepted, *c.position), default=None)
+
+    @property
+    def first_source(self) -> str | None:
+        """Return the site where the error enters."""
+        return None if self.entry is None else self.entry.site
+
+
+def _check_row(check: Check) -> dict[str, object]:
+    return {
+        "site": check.site, "scope": check.scope, "metric": check.metric, "value": check.value,
+        "limit": check.bound, "times the limit": check.times,
+        "verdict": "passed" if check.passed else check.reason or f"failed ({check.kind})",
+    }  # fmt: skip
+
+
+def judge(
+    measured: Sequence[Measured],
+    limits_of: Callable[[Measured], Limits],
+    device_matches: bool = True,
+    *,
+    absent: Mapping[tuple[str, str], str] | None = None,
+    kept_on: Mapping[tuple[str, str], str] | None = None,
+) -> Verdict:
+    """Check every site against its limits.
+
+    Unless `device_matches`, all accepted values are of other arithmetic; else `Measured.elsewhere`
+    says which are.
+    `absent` has the (site, scope) with accepted values that were not measured, each with the
+    quantizer that was accepted there, or an empty text: they fail. `kept_on` has the devices of
+    those that another kind of device accepted.
+    Nothing measured is an error, not a pass.
+    """
+    ordered = sorted(measured, key=lambda row: (row.order, row.site, row.scope))
+    gone = sorted((absent or {}).items())
+    if not ordered and not gone:
+        raise QgateError("nothing was measured: a gate that compared nothing does not pass.")
+    for (site, scope), times in Counter([*(row.key for row in ordered), *(absent or ())]).items():
+        if times > 1:
+            raise QgateError(f"{site} ({scope}) is given {times} times: a site is judged once.")
+    checks = [check for row in ordered for check in checks_of(row, limits_of(row), device_matches)]
+    last = ordered[-1].order + 1 if ordered else 0
+    reason = "accepted, but not measured: the set of sites changed"
+    checks += [
+        Check(
+            site=site, layer="", scope=scope, order=last, metric="", kind="absent", passed=False,
+            reason=reason, accepted_text=quantizer, text=_NO_SITE if quantizer else "",
+            accepted_on=(kept_on or {}).get((site, scope), ""),
+        )
+        for (site, scope), quantizer in gone
+    ]  # fmt: skip
+    return Verdict(tuple(ordered), tuple(sorted(checks, key=lambda check: check.position)))
+
+
+# Power: the smallest defects that the checks of a gate would have seen ----------------------------
+#
+# A defect adds to the error of a tensor. The room between an error and its bound is what it may
+# add, for the tensor as a whole and for the worst channel, token or sample. The defect is in a
+# channel, token or sample with the mean error, and a scale that is off by one halves what it
+# scales. Where isolated errors are compared, their limit at float noise sees less; and where
+# quantized weights are held bit for bit, any change of any weight.
+
+# Squared relative error of what is half of what it should be.
+_HALVED = 0.25
+_LAST_PLACE = 2.0**-24
+"""The smallest relative change that a float32 can have."""
+Sizes = Iterator[tuple[DefectKind, float]]
+
+
+def smallest_defects(verdict: Verdict) -> list[SmallestDefect]:
+    """Return for each kind the smallest defect that would have been red at every site."""
+    checks: dict[tuple[str, str], list[Check]] = {}
+    for check in verdict.checks:
+        checks.setdefault((check.site, check.scope), []).append(check)
+    seen: dict[str, dict[DefectKind, float]] = {}
+    for row in verdict.measured:
+        sizes = seen.setdefault(row.site, {})
+        for kind, size in _sizes(row, checks.get(row.key, ())):
+            if math.isfinite(size):
+                sizes[kind] = min(size, sizes.get(kind, math.inf))
+    largest: dict[DefectKind, SmallestDefect] = {}
+    for site, sizes in seen.items():
+        for kind, size in sizes.items():
+            if kind not in largest or largest[kind]["size"] < size:
+                largest[kind] = SmallestDefect(kind=kind, size=size, site=site)
+    return [*largest.values()]
+
+
+def _sizes(row: Measured, checks: Sequence[Check]) -> Sizes:
+    if row.about.is_task:
+        own = [name for name in row.values if METRICS.find(name).task]
+        room = min(_room(checks, name) for name in (TASK_CHANGE, *own))
+        yield "metric" if own else "task", room
+    elif not all(check.passed for check in checks):
+        return
+    elif row.about.against_noise:
+        yield from _isolated_sizes(row, checks)
+    elif row.about.has_budget:
+        yield from _local_sizes(row, checks)
+
+
+def _isolated_sizes(row: Measured, checks: Sequence[Check]) -> Sizes:
+    room = _room(checks, "relative_mse@worst_token")
+    if row.site.rpartition(":")[2] == "output" and math.isfinite(room):
+        # Every token of a sample is compared, and a channel is one of several in each token.
+        yield "token", math.sqrt(room)
+        yield "sample", math.sqrt(room)
+        if row.channels:
+            yield "channel", math.sqrt(room * row.channels)
+
+
+def _local_sizes(row: Measured, checks: Sequence[Check]) -> Sizes:
+    port = row.site.rpartition(":")[2]
+    # A site that is not held has one value, which says why.
+    is_whole = port == "weight" and any(held.values > 1 for held in row.conformance)
+    if is_whole:
+        yield "weight", _LAST_PLACE
+    error = row.value("relative_mse")
+    if not error:
+        return
+    # Noise that adds to the relative MSE adds half of it to what correlation lacks.
+    whole = min(_room(checks, "relative_mse"), 2 * _room(checks, "one_minus_correlation"))
+    if port == "weight":
+        yield "weight", math.sqrt(whole)
+        if not is_whole:
+            yield "scale", min(1.0, whole / _HALVED)
+        return
+    kinds: tuple[DefectKind, ...] = ("token", "sample", "channel")
+    # Samples have about the same energy; that of a token or channel may be next to none.
+    most = {"sample": whole * len(row.positions)}
+    for kind in kinds if port == "output" else kinds[:2]:
+        worst = row.value(f"relative_mse@worst_{kind}")
+        if worst is not None:
+            part = _room(checks, f"relative_mse@worst_{kind}") + worst - error
+            yield kind, math.sqrt(max(0.0, min(part, most.get(kind, math.inf))))
+
+
+def _room(checks: Iterable[Check], metric: str) -> float:
+    """Return by how much a value may grow until a limit is red; infinite without a limit."""
+    rooms = [
+        check.bound - check.value
+        for check in checks
+        if check.metric == metric and check.limit.has_room and check.side == "<="
+        if check.bound is not None and check.value is not None
+    ]
+    return max(0.0, min(rooms, default=math.inf))

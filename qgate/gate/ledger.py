@@ -1,15 +1,31 @@
 """The baseline of one subject in a run: the accepted errors, and what an update collects.
 
 Numbers of other weights, samples or calibrations cannot be compared: that is an error, and no
-failure, before anything is measured. Across weights, relative errors can be.
+failure, before anything is measured. Across weights, relative errors can be. An update stores
+
+| state of an entry | failed (default) | new | all |
+|---|---|---|---|
+| in tolerance | kept | kept | rewritten |
+| worse | rewritten | fails | rewritten |
+| improved | rewritten | kept, listed | rewritten |
+| missing | written | written | written |
+| accepted, but not measured | removed | fails | removed |
+| broken | fails, kept | fails, kept | fails, kept |
+
+An entry is one metric of one site and scope. Broken is what is not finite, over an absolute limit
+or over the format budget; then that site and scope is left alone whole, since the other numbers of
+a broken tensor are not worth accepting either. At the end of a run a mode is left out whole where a
+limit broke that says what is right (`LimitKind.bars_mode`). Of a gate whose plan changed nothing is
+written, unless the plan is accepted too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal, get_args
 
 from qgate.baselines import (
     Accepted,
@@ -25,13 +41,150 @@ from qgate.baselines import (
 )
 from qgate.baselines.kinds import Files, values_for
 from qgate.baselines.origin import REFERENCE_FIELDS
-from qgate.errors import QgateError
-from qgate.gate.checks import Check
+from qgate.charts.overviews import Overview, Overviewed
+from qgate.errors import QgateError, unknown
+from qgate.gate.checks import NOT_QUANTIZED, TASK_CHANGE, Check, Verdict
+from qgate.gate.measured import Measured, is_finite
 from qgate.gate.subjects import Subject
-from qgate.gate.updating import Which, decide_update
-from qgate.gate.verdict import Verdict
+from qgate.gate.texts import hint
+from qgate.metrics import METRICS, sample_number
 from qgate.storage.locations import short_path
-from qgate.text import listed
+from qgate.text import counted, listed
+
+Which = Literal["failed", "new", "all"]
+WHICH: tuple[Which, ...] = get_args(Which)
+EntryKey = tuple[str, str, str]
+State = Literal["new", "worse", "improved", "same", "removed"]
+
+
+@dataclass(frozen=True)
+class EntryChange:
+    """One entry, old → new; a removed one is a whole site and scope without a metric."""
+
+    site: str
+    scope: str
+    metric: str
+    state: State
+    old: float | str | None
+    new: float | str | None
+
+
+@dataclass(frozen=True, repr=False)
+class GateUpdate(Overviewed):
+    """Entries to write, (site, scope) to remove, and the failures that remain."""
+
+    values: dict[EntryKey, float | str]
+    removed: tuple[tuple[str, str], ...]
+    changes: tuple[EntryChange, ...]
+    remaining: tuple[Check, ...]
+    hint: str
+
+    def overview(self) -> Overview:
+        """Describe the update: its changes, old and new."""
+        title = f"Update of {counted(len(self.values), 'value')}"
+        title += f", {len(self.removed):,} removed, {len(self.remaining):,} failures remain"
+        return Overview(title, self.changes, vars, "change", [self.hint] if self.hint else [])
+
+    @property
+    def passed(self) -> bool:
+        return not self.remaining
+
+
+def decide_update(
+    verdict: Verdict, which: Which = "failed", accept_plan: bool = False
+) -> GateUpdate:
+    """Return what `--update-baselines` writes for a verdict.
+
+    Where a site has another quantizer than was accepted, it writes nothing without `accept_plan`.
+    """
+    if which not in WHICH:
+        raise unknown("choice of what to update", which, WHICH)
+    if not accept_plan and any(check.is_plan_change for check in verdict.failed):
+        return GateUpdate({}, (), (), verdict.failed, hint(verdict.failed))
+    broken = {
+        (check.site, check.scope) for check in verdict.failed if not check.limit.is_acceptable
+    }
+    open_checks = [check for check in verdict.checks if (check.site, check.scope) not in broken]
+    changes = [
+        change
+        for check in open_checks
+        if (change := _change(check)) is not None and _is_written(change.state, which)
+    ]
+    changes += _parts(verdict, broken)
+    changes += [change for change in _samples(verdict, broken) if _is_written(change.state, which)]
+    values = {
+        (change.site, change.scope, change.metric): change.new
+        for change in changes
+        if change.new is not None
+    }
+    removed = tuple((change.site, change.scope) for change in changes if change.state == "removed")
+    remaining = tuple(
+        check
+        for check in verdict.failed
+        if not check.limit.is_acceptable
+        or not (_is_settled(check, values) or (check.site, check.scope) in removed)
+    )
+    return GateUpdate(values, removed, tuple(changes), remaining, hint(remaining))
+
+
+def _change(check: Check) -> EntryChange | None:
+    """Return what an update could do about one check, None where there is nothing."""
+    if check.limit.is_absent:
+        return EntryChange(*check.key, "removed", None, None)
+    if not check.limit.is_acceptable or not is_finite(check.value) or check.metric == TASK_CHANGE:
+        return None
+    if check.limit.is_new:
+        return EntryChange(*check.key, "new", None, check.text or check.value)
+    state: State = "improved" if check.improved else "same" if check.passed else "worse"
+    old, new = check.accepted_text or check.against, check.text or check.value
+    return EntryChange(*check.key, state, old, new)
+
+
+def _is_written(state: State, which: Which) -> bool:
+    if state == "new" or which == "all":
+        return True
+    return which == "failed" and state in ("worse", "improved", "removed")
+
+
+def _parts(verdict: Verdict, broken: set[tuple[str, str]]) -> Iterator[EntryChange]:
+    """Return numbers of parts, which are recorded with a site that is new."""
+    for measured in verdict.measured:
+        if measured.key in broken or measured.accepted:
+            continue
+        for metric in measured.part_metrics():
+            if metric not in measured.compared:
+                yield EntryChange(*measured.key, metric, "new", None, measured.value(metric))
+
+
+def _samples(verdict: Verdict, broken: set[tuple[str, str]]) -> Iterator[EntryChange]:
+    """Return figures of single samples, which are accepted together."""
+    moved = {
+        (check.site, check.scope)
+        for check in verdict.failed
+        if check.metric == TASK_CHANGE or not check.about.pairs_samples
+    }
+    for measured in verdict.measured:
+        if measured.key in broken:
+            continue
+        state: State = "worse" if measured.key in moved else "same"
+        for name in measured.sample_figures().values():
+            old = (measured.accepted or {}).get(name)
+            if old is not None:
+                yield EntryChange(*measured.key, name, state, old, measured.value(name))
+
+
+def _is_settled(check: Check, values: Mapping[EntryKey, float | str]) -> bool:
+    """Tell if what an update writes cures a failure; a change of samples is cured by theirs."""
+    if check.metric != TASK_CHANGE:
+        return check.key in values
+    return any(
+        (site, scope) == (check.site, check.scope)
+        and sample_number(METRICS.find(name).part) is not None
+        for site, scope, name in values
+    )
+
+
+# The baseline of a subject ------------------------------------------------------------------------
 
 # Titles that a sentence lists.
 _TITLES = 6
@@ -62,6 +215,28 @@ class AcceptedErrors:
         metrics = self.by_site.get((suite, site, scope), ())
         keys = {metric: Key(suite, site, scope, metric) for metric in metrics}
         return {name: self.elsewhere[key] for name, key in keys.items() if key in self.elsewhere}
+
+    def absent_sites(
+        self, suite: str, measured: Sequence[Measured], whole: Sequence[str]
+    ) -> dict[tuple[str, str], str]:
+        """Return sites accepted in the layers measured here that were not measured now.
+
+        Each has the quantizer that was accepted there. Sites in no layer can be of another test:
+        they are listed at the end of a complete run.
+        """
+        layers, scopes = {row.layer for row in measured} - {""}, {row.scope for row in measured}
+        absent: set[tuple[str, str]] = {
+            (site, scope)
+            for layer in layers
+            for site, scope in self.by_layer.get((suite, layer), ())
+            if scope in scopes
+        }
+        for layer in whole:
+            absent |= self.by_layer.get((suite, layer), set())
+        return {
+            (site, scope): str(self.by_site[suite, site, scope].get("quantizer", ""))
+            for site, scope in absent - {row.key for row in measured}
+        }
 
 
 @dataclass(frozen=True)
@@ -353,3 +528,37 @@ class Ledger:
             return []
         self.__dict__.pop("recorded", None)
         return self.store.preview(update) if dry_run else self.store.commit(update)
+
+
+# Rows beside what was accepted for them -----------------------------------------------------------
+
+
+def with_accepted(
+    row: Measured,
+    accepted: Mapping[str, float | str],
+    elsewhere: Mapping[str, str] | None = None,
+    kind: str = "",
+) -> Measured:
+    """Add what was accepted to a row; a text that was accepted is asked for.
+
+    `elsewhere` has the devices of values of other arithmetic. Only those of another kind than this
+    run's have the room that its own arithmetic needs.
+    """
+    if row.accepted is not None:
+        raise QgateError(
+            f"what was measured at {row.site} brings accepted errors of its own: leave `accepted` "
+            "out, they come from the baseline."
+        )
+    texts = {name: value for name, value in accepted.items() if isinstance(value, str)}
+    numbers = {name: value for name, value in accepted.items() if not isinstance(value, str)}
+    now = {**dict.fromkeys(texts, NOT_QUANTIZED), **row.texts}
+    devices = elsewhere or {}
+    room = {
+        name: size
+        for name, size in row.device_room.items()
+        if name in devices and kind_of(devices[name]) != kind
+    }
+    return replace(
+        row, accepted=numbers or None, accepted_texts=texts, texts=now, elsewhere=devices,
+        device_room=room,
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 from qgate.errors import QgateError, unknown
 from qgate.metrics import METRICS, PARTS, Metric, sample_number
-from qgate.results.scopes import SCOPES, Scope, scope_of
+from qgate.results.kinds import SCOPES, Scope, scope_of
 
 _PART_ORDER = {part.name: index for index, part in enumerate(PARTS)}
 OTHER_VALUES = "gives other values"

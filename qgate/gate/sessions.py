@@ -24,27 +24,21 @@ from qgate.baselines import (
     write_candidate,
 )
 from qgate.errors import QgateError
-from qgate.gate.accepted_rows import absent_sites, with_accepted
 from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, comparable
-from qgate.gate.checks import Check
-from qgate.gate.ledger import Decision, Ledger
+from qgate.gate.checks import Check, Verdict, judge, smallest_defects
+from qgate.gate.ledger import Decision, Ledger, Which, with_accepted
 from qgate.gate.measured import Measured
 from qgate.gate.policy import Policy
-from qgate.gate.power import smallest_defects
 from qgate.gate.subjects import Subject
-from qgate.gate.texts import failure_text, finding
-from qgate.gate.updating import Which, hint
-from qgate.gate.verdict import Verdict, judge
+from qgate.gate.texts import failure_text, finding, hint
 from qgate.metrics.grades import grades_of
 from qgate.results import binding
-from qgate.results.across_weights import AcrossWeights
+from qgate.results.checks import severity
 from qgate.results.coverage import ModeScope
 from qgate.results.failure_causes import KnownCauses
 from qgate.results.pictures import Plots
-from qgate.results.power import ModePower, add_power
-from qgate.results.ranking import severity
+from qgate.results.run_facts import AcrossWeights, ModePower, TaskSummary, add_power
 from qgate.results.schema import Record
-from qgate.results.tasks import TaskSummary
 from qgate.storage.locations import short_path
 
 if TYPE_CHECKING:
@@ -239,7 +233,7 @@ class GateSession:
             pairs = [comparable(row) for row in rows]
             rows = [row for row, _ in pairs]
             left_out = list(dict.fromkeys(text for _, texts in pairs for text in texts))
-        absent = absent_sites(accepted, suite, rows, whole)
+        absent = accepted.absent_sites(suite, rows, whole)
         kept_on = {
             (key.site, key.scope): accepted.elsewhere[key]
             for key in accepted.foreign

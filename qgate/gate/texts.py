@@ -6,15 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 from qgate.errors import QgateError
-from qgate.gate.checks import Check
+from qgate.gate.checks import Check, Verdict
 from qgate.gate.measured import OTHER_VALUES, UNNAMED_FAULT
-from qgate.gate.updating import hint
-from qgate.gate.verdict import Verdict
 from qgate.metrics import METRICS
 from qgate.metrics.grades import graded
 from qgate.metrics.plan_changes import PlanChange, merged, plan_changes
-from qgate.results.check_views import decibels_over, view_of
+from qgate.results.checks import decibels_over, view_of
 from qgate.results.failure_causes import EarlierCause, said_of
+from qgate.results.kinds import LIMIT_KINDS
 from qgate.results.schema import FindingWords
 from qgate.text import change_figure, counted, figure_text, figures_apart, one_line
 
@@ -253,6 +252,18 @@ def failure_text(
     if report:
         lines.append(f"  report  {report}")
     return "\n".join(lines)
+
+
+def hint(failed: tuple[Check, ...]) -> str:
+    """Say what to do about failures that --update-baselines cannot accept; empty without one."""
+    kinds = {check.kind for check in failed}
+    sources = {check.kind: check.source for check in reversed(failed) if check.source}
+    parts = [
+        kind.advice.format(source=sources.get(kind.name, kind.usual_source))
+        for kind in LIMIT_KINDS
+        if kind.advice and kind.name in kinds
+    ]
+    return f"{'; '.join(parts)}: --update-baselines cannot accept this" if parts else ""
 
 
 def _verb(earlier: EarlierCause) -> str:

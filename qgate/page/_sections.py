@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qgate.charts.heat import margin_step
-from qgate.charts.pages import Cell, number, render
-from qgate.page._heat import natural
-from qgate.page._texts import headline_parts
+from qgate.charts.pages import Cell, margin_step, number, render
+from qgate.page._gates import headline_parts, natural
 from qgate.page.comparison_texts import (
     cell_texts,
     change_text,
@@ -19,7 +17,7 @@ from qgate.page.comparison_texts import (
 from qgate.page.comparisons import GROUPS, Row, RunComparison, RunValue
 from qgate.page.pages import HtmlSection
 from qgate.page.runs import Run
-from qgate.page.tables import cut_middle
+from qgate.page.terminal import cut_middle
 from qgate.text import distinct, one_line, shortened
 from qgate.text.findings import Finding
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qgate.baselines import Key, Store, StoredChange, Update
-from qgate.page.tables import table
-from qgate.results.limit_kinds import barred_modes
+from qgate.page.terminal import table
+from qgate.results.kinds import barred_modes
 from qgate.results.movements import Movement, movement
 from qgate.text import counted, figures_apart, listed, one_line, shortened
 

@@ -8,11 +8,11 @@ from qgate.page.comparison_texts import headline
 from qgate.page.comparisons import Row, RunComparison
 from qgate.page.reports import LoadedRun, about
 from qgate.results.ci import MarkdownPage, markdown_head, markdown_row
-from qgate.results.extent import partial_text
-from qgate.results.headlines import verdict_text
+from qgate.results.coverage import partial_text
+from qgate.results.files import read
 from qgate.results.movements import EQUAL, Movement, Movements, movement
-from qgate.results.other_tests import other_test_lines
-from qgate.results.reading import read
+from qgate.results.run_facts import other_test_lines
+from qgate.results.summary import verdict_text
 from qgate.text import counted, figures_apart, for_markdown
 
 MARK = "<!-- qgate report --format comment -->"

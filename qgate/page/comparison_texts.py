@@ -6,9 +6,16 @@ import sys
 from collections.abc import Sequence
 
 from qgate.page.comparisons import Group, Row, RunComparison
-from qgate.page.tables import cut_middle, fit_table, site_text, table
-from qgate.page.terminal import NARROWEST, TerminalLine, wrapped_lines
-from qgate.results.check_views import is_number
+from qgate.page.terminal import (
+    NARROWEST,
+    TerminalLine,
+    cut_middle,
+    fit_table,
+    site_text,
+    table,
+    wrapped_lines,
+)
+from qgate.results.checks import is_number
 from qgate.results.ci import MarkdownPage, markdown_head, markdown_row
 from qgate.results.movements import EQUAL
 from qgate.text import change_figure, counted, figures_apart, for_markdown, one_line

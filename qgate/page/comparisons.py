@@ -17,10 +17,10 @@ from typing import Any, Literal, NamedTuple
 
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.metrics import METRICS
+from qgate.results.checks import binding, binding_checks, is_counted, severity
 from qgate.results.movements import EQUAL, NOISE
-from qgate.results.other_tests import ended_badly, is_finished, other_tests_of, other_tests_text
-from qgate.results.ranking import binding, binding_checks, severity
-from qgate.results.schema import Record, is_counted
+from qgate.results.run_facts import ended_badly, is_finished, other_tests_of, other_tests_text
+from qgate.results.schema import Record
 from qgate.text import distinct, one_line
 
 Group = Literal["broke", "fixed", "worse", "better", "new", "gone", "equal"]

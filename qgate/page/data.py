@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from qgate._version import __version__
 from qgate.page.comparisons import Row, RunComparison
 from qgate.page.runs import RecordedGate, Run
+from qgate.results.files import line
 from qgate.results.movements import EQUAL
-from qgate.results.schema import line
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally
 from qgate.text import as_csv
 

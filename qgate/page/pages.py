@@ -7,30 +7,41 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from urllib.parse import urlencode
 
 from qgate.charts.pages import HeadView, first_rows, render
 from qgate.charts.svg import LIGHT, STYLE
-from qgate.page._gates import Panels, failing_blocks, gate_rows, gate_table, passing_gates
-from qgate.page._heat import Link, heat_view
-from qgate.page._texts import (
+from qgate.loading import without_collector
+from qgate.page._gates import (
     VERDICTS,
+    Link,
+    Panels,
+    failing_blocks,
     first_line,
+    gate_rows,
+    gate_table,
     headline,
     headline_figures,
     headline_parts,
+    heat_view,
+    passing_gates,
     updated_text,
     verdict_of,
 )
 from qgate.page.runs import Run
-from qgate.results.across_weights import across_weights_texts
-from qgate.results.extent import covered_texts, extent_of, undeclared_texts
-from qgate.results.other_tests import NOT_FINISHED, other_tests_text
+from qgate.results.coverage import covered_texts, extent_of, undeclared_texts
 from qgate.results.pictures import Plots
-from qgate.results.run_facts import fact_tables
+from qgate.results.run_facts import (
+    NOT_FINISHED,
+    across_weights_texts,
+    fact_tables,
+    other_tests_text,
+)
+from qgate.storage.access import write_parts
 from qgate.text import shortened
 
-__all__ = ["HtmlSection", "map_fragment", "page", "page_parts", "summary_head"]
+__all__ = ["HtmlSection", "map_fragment", "page", "summary_head", "write_page"]
 
 _CAUSES, _NOTES = 50, 8
 _LATER = "\0"  # the place of later rows: no text of a page has this character
@@ -127,6 +138,19 @@ def page_parts(
     while portion := list(islice(rows, 1000)):
         yield render("page/rows", rows=portion)
     yield after
+
+
+def write_page(
+    output: Path,
+    run: Run,
+    *,
+    plots: Plots = "worst",
+    sections: Sequence[HtmlSection] = (),
+    lead: tuple[str, str] | None = None,
+) -> None:
+    """Write the page of `page` to a file."""
+    with without_collector():
+        write_parts(output, page_parts(run, plots, sections, lead))
 
 
 def summary_head(run: Run) -> str:

@@ -9,24 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.loading import LateModule, without_collector
-from qgate.page.pages import page_parts
+from qgate.page.pages import write_page
 from qgate.page.runs import Run, run_of_records
 from qgate.results.ci import markdown_summary
+from qgate.results.files import effective_header, read, to_csv
 from qgate.results.pictures import Plots
-from qgate.results.reading import effective_header, read
 from qgate.results.summary import Tally, set_up_lines
-from qgate.results.table import to_csv
-from qgate.storage.access import write_parts, write_text
+from qgate.storage.access import write_text
 from qgate.text import one_line
 
 if TYPE_CHECKING:
-    from qgate.page import _sections as page_sections
+    from qgate.page import _sections as sections
     from qgate.page import comparison_texts as comparison_texts
     from qgate.page import comparisons as comparisons
     from qgate.page import data as data
     from qgate.page.comparisons import ComparedRun, RunComparison
 else:
-    page_sections = LateModule("qgate.page._sections")
+    sections = LateModule("qgate.page._sections")
     comparison_texts = LateModule("qgate.page.comparison_texts")
     comparisons = LateModule("qgate.page.comparisons")
     data = LateModule("qgate.page.data")
@@ -80,8 +79,10 @@ def write_report(
     """Write one file in the format that its ending names."""
     match output.suffix.lower():
         case ".html":
-            runs = [run.run for run in loaded]
-            write_page(output, runs, plots=plots, comparison=comparison)
+            if comparison is None:
+                write_page(output, loaded[-1].run, plots=plots)
+            else:
+                write_comparison(output, [run.run for run in loaded], comparison, plots=plots)
         case ".md":
             write_text(output, markdown_report(loaded, comparison))
         case ".json":
@@ -93,23 +94,15 @@ def write_report(
             to_csv(read(loaded[-1].path)[1], output)
 
 
-def write_page(
-    output: Path,
-    runs: Sequence[Run],
-    *,
-    plots: Plots = "worst",
-    comparison: RunComparison | None = None,
+def write_comparison(
+    output: Path, runs: Sequence[Run], comparison: RunComparison, *, plots: Plots = "worst"
 ) -> None:
-    """Write the page of the last run, with the comparison.
+    """Write the page of the last run, led by its comparison with the run before.
 
-    A comparison has to be passed in, since runs keep only the worst of each gate.
+    The comparison is made before, since runs keep only the worst of each gate.
     """
-    sections = (
-        [page_sections.comparison_section(comparison, runs)] if comparison is not None else []
-    )
-    lead = comparison_texts.diagnosis(comparison) if comparison is not None else None
-    with without_collector():
-        write_parts(output, page_parts(runs[-1], plots, sections, lead))
+    section, lead = sections.comparison_section(comparison, runs), comparison_texts.diagnosis
+    write_page(output, runs[-1], plots=plots, sections=[section], lead=lead(comparison))
 
 
 def markdown_report(loaded: Sequence[LoadedRun], comparison: RunComparison | None = None) -> str:

@@ -13,16 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.results import binding, read
+from qgate.results.checks import badness, is_counted
 from qgate.results.failure_causes import FailureCause
-from qgate.results.limit_kinds import limit_kind_of
-from qgate.results.other_tests import is_finished, other_tests_of
-from qgate.results.pictures import pack_pictures
-from qgate.results.ranking import badness
-from qgate.results.reading import effective_header
-from qgate.results.schema import Record, is_counted
-from qgate.results.scopes import SCOPES, scope_of
+from qgate.results.files import effective_header
+from qgate.results.kinds import SCOPES, limit_kind_of, scope_of
+from qgate.results.run_facts import is_finished, other_tests_of
+from qgate.results.schema import Record
 from qgate.results.summary import Tally
 from qgate.text import counted
 
@@ -298,7 +298,7 @@ def _kept(record: Record, *, is_drawn: bool) -> Record:
     else:
         kept = _without_pictures(record)
     if is_drawn:
-        kept["pictures"] = pack_pictures(record["pictures"])
+        kept["pictures"] = msgspec.json.encode(record["pictures"])  # a sixth of the memory
     return kept
 
 

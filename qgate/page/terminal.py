@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qgate.page.tables import (
-    cut_middle,
-    display_width,
-    fit_table,
-    metric_lines,
-    site_text,
-    table,
+from tabulate import tabulate
+
+from qgate.metrics import METRICS
+from qgate.results.coverage import (
+    coverage_in,
+    covered_texts,
+    partial_text,
+    undeclared_texts,
+    unmet_text,
 )
-from qgate.results.extent import partial_text
 from qgate.results.failure_causes import FailureCause
-from qgate.results.headlines import verdict_texts
-from qgate.results.other_tests import (
+from qgate.results.run_facts import (
     NOT_FINISHED,
+    RUN_FACTS,
     ended_badly,
     is_finished,
+    is_warned,
+    least_power_text,
     other_test_lines,
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.run_facts import RUN_FACTS
-from qgate.results.summary import ComparisonSummary, ModeSummary, Tally
-from qgate.text import counted, for_terminal, one_line
+from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, verdict_texts
+from qgate.text import beginning, counted, for_terminal, one_line
 
 Color = Literal["", "red", "green", "yellow"]
 NARROWEST = 60
@@ -346,3 +349,190 @@ def _narrow_failures(failed: Sequence[ComparisonSummary], several: bool, site: i
         where = f"{site_text(finding.site, finding.layer, room)}\n  {context}"
         rows.append([where, metric_lines(_metric(finding)), *_numbers(finding)])
     return table(heads, rows, numbers=(2, 3, 4))
+
+
+# Lines that fit a width, and never cut the layer out of a site's name -----------------------------
+
+CUT = "…"
+
+
+def display_width(text: str) -> int:
+    """Count the columns of a line: two for wide characters, none for combining ones."""
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        for char in text
+    )
+
+
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()
+) -> list[str]:
+    """Return the lines of a plain table; `numbers` are columns that align right."""
+    listed = [list(heads), *([for_terminal(cell) for cell in row] for row in rows)]
+    # Heads are a row like others: those of the library make columns wider than what is in them.
+    widths = [max(widest(str(row[at]).split("\n")) for row in listed) for at in range(len(heads))]
+    listed.insert(1, ["-" * width for width in widths])
+    aligned = ["right" if column in numbers else "left" for column in range(len(heads))]
+    text = tabulate(
+        listed, tablefmt="plain", disable_numparse=True, colalign=aligned, preserve_whitespace=True
+    )
+    return [line.rstrip() for line in str(text).splitlines()]
+
+
+def widest(lines: Sequence[str]) -> int:
+    return max(map(display_width, lines), default=0)
+
+
+def fit_table(
+    layouts: Sequence[tuple[int, Callable[[int], list[str]]]], width: int, sites: Iterable[str]
+) -> list[str]:
+    """Return the first layout that fits with readable sites, else the last one clipped.
+
+    layouts  the least width of a site, and the lines with sites of a width
+    """
+    longest = max((display_width(one_line(site)) for site in sites), default=0)
+    lines: list[str] = []
+    for least, layout in layouts:
+        site, least = longest, min(longest, least)
+        lines = layout(site)
+        while widest(lines) > width and site > least:
+            site = max(least, site - (widest(lines) - width))
+            lines = layout(site)
+        if widest(lines) <= width:
+            return lines
+    return [clip_line(line, width) for line in lines]
+
+
+def clip_line(line: str, width: int) -> str:
+    """Return the start of a line that is too long for the terminal."""
+    if display_width(line) <= width:
+        return line
+    return f"{_end(line[::-1], width - 1)[::-1]}{CUT}"
+
+
+def cut_middle(text: str, width: int) -> str:
+    """Keep the ends of a name, more of the last one, which says more."""
+    if display_width(text) <= width:
+        return text
+    room = width - 1
+    tail = _end(text, max(1, room * 2 // 3))
+    head = _end(text[::-1], room - display_width(tail))[::-1]
+    return f"{head}{CUT}{tail}"
+
+
+def _end(text: str, width: int) -> str:
+    """Return as much of the end of a text as fits."""
+    start, room = len(text), width
+    while start and (room := room - display_width(text[start - 1])) >= 0:
+        start -= 1
+    return text[start:]
+
+
+def site_text(site: str, layer: str, width: int) -> str:
+    """Return a site in `width` columns: its layer whole, then as much of its end as fits."""
+    site, layer = one_line(site), one_line(layer)
+    if display_width(site) <= width:
+        return site
+    start = site.find(layer) if layer else -1
+    if start < 0:
+        return cut_middle(site, width)
+    port = site[start + len(layer) :]
+    room = width - display_width(layer) - bool(start)
+    if room < 2:
+        return clip_line(layer, width)
+    lead = CUT if start else ""
+    if display_width(port) <= room:
+        return f"{lead}{layer}{port}"
+    return f"{lead}{layer}{CUT}{_end(port, room - 1)}"
+
+
+def metric_lines(metric: str) -> str:
+    """Return a metric and, on a line of its own, its part: together they are wide as a site."""
+    kind = METRICS.find(metric)
+    return f"{kind.base}\n  @{kind.part}" if kind.part else one_line(metric)
+
+
+# In a few lines: what -v and the page say at length -----------------------------------------------
+
+_REST = " (-v says all)"
+
+
+def green_lines(
+    tally: Tally, width: int, header: Mapping[str, Any], unasked: Sequence[str]
+) -> list[TerminalLine]:
+    """Return the end of a run in which every gate that was asked for passed, in a few lines."""
+    power_words = least_power_text(header)
+    details = [f"  {text}" for text in filter(None, (power_words, improved_text(tally)))]
+    details += [f"  not asked for: {', '.join(unasked)} (-v says how)"] if unasked else []
+    unmet = unmet_text(coverage_in(header))
+    undeclared = [f"  {words}" for words in (*undeclared_texts(header), unmet) if words]
+    return [
+        *wrapped_lines([verdict_texts(tally, header)[0]], width, "green"),
+        *wrapped_lines(undeclared, width, "yellow"),
+        *wrapped_lines(details, width),
+    ]
+
+
+def red_lines(
+    tally: Tally, width: int, header: Mapping[str, Any], folder: str
+) -> list[TerminalLine]:
+    """Return the end of a run in which gates failed: causes, counts, where else all is right.
+
+    folder   of the scripts that compare tensors again, from where the run was started
+    """
+    width = max(width, NARROWEST)
+    causes = tally.causes
+    blocks = [
+        line
+        for number, cause in enumerate(causes[:_CAUSES])
+        for line in _cause_block("failed" if number else "cause", cause, width, folder)
+    ]
+    facts = [fact for fact in RUN_FACTS if fact.tone_of(header) and fact.lines is not covered_texts]
+    yellow = [
+        beginning(text, width - len(_REST)) + _REST if len(text) > width else text
+        for fact in facts
+        for text in fact.lines(header)
+    ]
+    return [
+        *blocks,
+        *hidden_cause_lines(len(causes) - _CAUSES),
+        *_refusal_lines(causes, width),
+        *unknown_lines(tally, width),
+        *partial_lines(header),
+        *wrapped_lines([verdict_texts(tally, header)[0]], width, "red"),
+        *wrong_lines(tally, width, header),
+        *wrapped_lines(yellow, width, "yellow"),
+    ]
+
+
+def _cause_block(word: str, cause: FailureCause, width: int, folder: str) -> list[TerminalLine]:
+    """Return what is wrong, the gates that follow, the code, and what compares it again."""
+    suspect = cause.suspect
+    see = f"  see {suspect.code}" if suspect.code else ""
+    script = (
+        f"  again: python {folder}/{suspect.script}/run.py" if suspect.script and folder else ""
+    )
+    steps = [f"{see}{script}"] if see and len(see) + len(script) <= width else [see, script]
+    followers = f"  {cause.followers_text}" if cause.followers_text else ""
+    return [
+        *wrapped_lines([f"{word}: {cause.sentence()}"], width, "red"),
+        *wrapped_lines([followers] if followers else [], width),
+        *map(TerminalLine, filter(None, steps)),  # whole, to be copied
+    ]
+
+
+def _refusal_lines(causes: Sequence[FailureCause], width: int) -> list[TerminalLine]:
+    """Say what to do about causes that no update accepts."""
+    advice = [cause.suspect.advice for cause in causes if not cause.is_acceptable]
+    texts = "; ".join(dict.fromkeys(filter(None, advice)))
+    return wrapped_lines([f"cannot be accepted: {texts}"] if texts else [], width, "red")
+
+
+def is_plainly_green(tally: Tally, header: Mapping[str, Any]) -> bool:
+    """Tell if all of a run was held and passed, under the limits that qgate ships."""
+    return bool(
+        tally.counts.passed
+        and not (tally.counts.failed or tally.unknown)
+        and not wrong_lines(tally, NARROWEST, header)
+        and not (is_warned(header) or header.get("shard"))
+    )

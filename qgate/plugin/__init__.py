@@ -33,10 +33,17 @@ from qgate.plugin.fixtures import (
 )
 from qgate.plugin.gate_collection import FileHooks, gates_of, is_gate, kind_of_gate
 from qgate.plugin.holding_back import hold_back
-from qgate.plugin.lost_devices import end_worker_without_device, note_loss, refuse_without_device
 from qgate.plugin.progress_lines import grouped_by_mode, name_lines
 from qgate.plugin.reports import add_other, add_report, attach, finish, settle
-from qgate.plugin.runs import WATCH, SuiteRun
+from qgate.plugin.runs import (
+    WATCH,
+    SuiteRun,
+    end_worker_without_device,
+    note_loss,
+    refuse_without_device,
+    reserve_out_folder,
+    tell_worker_folder,
+)
 from qgate.plugin.settings import note_environment, options_of
 from qgate.plugin.shared_sessions import check_sample_files
 from qgate.plugin.used_formats import selected_formats
@@ -118,7 +125,7 @@ def pytest_configure(config: pytest.Config) -> None:
         run.receipt = Path(receipt)
     if not hasattr(config, "workerinput"):
         if options.header is not None:
-            lazy.out_folder.reserve_out_folder(config, options.home)
+            reserve_out_folder(config, options.home)
         config.pluginmanager.register(_ReportHooks(run), "qgate-reports")
         if config.getoption("htmlpath", None) and config.pluginmanager.hasplugin("html"):
             config.pluginmanager.register(lazy.html_columns.HtmlColumns(run), "qgate-html")
@@ -234,7 +241,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    lazy.out_folder.tell_worker(node.config, node.workerinput)
+    tell_worker_folder(node.config, node.workerinput)
     if options_of(node.config).header is not None:
         lazy.dealing.tell_worker(node.config, node.workerinput)
 

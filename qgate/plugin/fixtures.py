@@ -13,8 +13,7 @@ import pytest
 from qgate.errors import QgateError
 from qgate.plugin import lazy
 from qgate.plugin.gate_collection import parameters_of, suite_of, text_parameter
-from qgate.plugin.lost_devices import note_loss
-from qgate.plugin.runs import note_looser
+from qgate.plugin.runs import COMPUTING, OUTCOMES, note_looser, note_loss
 from qgate.plugin.settings import options_of
 from qgate.plugin.shared_sessions import sessions_of
 from qgate.project.gate_kinds import GateKind
@@ -28,12 +27,7 @@ if TYPE_CHECKING:
     from qgate.kernel_checks.record import CheckReport
     from qgate.models import Model
     from qgate.relations.record import RelationReport
-    from qgate.results.schema import LooserLimit
-
-# What the gates of a test decided, with their sessions.
-OUTCOMES: pytest.StashKey[list[tuple[GateSession, Outcome]]] = pytest.StashKey()
-# Set while a gate computes: what is raised then is plumbing, and no verdict on numbers.
-COMPUTING: pytest.StashKey[bool] = pytest.StashKey()
+    from qgate.results.run_facts import LooserLimit
 
 
 @pytest.fixture

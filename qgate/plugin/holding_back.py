@@ -15,7 +15,7 @@ import pytest
 from qgate.errors import QgateError
 from qgate.plugin import lazy
 from qgate.plugin.gate_collection import deselect, gates_of, has_fixture, text_parameter
-from qgate.plugin.lost_devices import note_loss
+from qgate.plugin.runs import note_loss
 from qgate.plugin.shared_sessions import sessions_of
 from qgate.project.gate_kinds import gate_kinds
 

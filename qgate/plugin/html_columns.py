@@ -23,7 +23,7 @@ from qgate.page.runs import Run
 from qgate.plugin.runs import SuiteRun
 from qgate.plugin.summary import page_run
 from qgate.results import worst_first
-from qgate.results.check_views import view_of
+from qgate.results.checks import view_of
 from qgate.results.summary import ComparisonSummary, summarize_comparison
 from qgate.text import for_html, one_line
 

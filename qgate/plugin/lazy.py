@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from qgate.kernel_checks import updating as updating
     from qgate.plugin import dealing as dealing
     from qgate.plugin import html_columns as html_columns
-    from qgate.plugin import out_folder as out_folder
     from qgate.plugin import records as records
     from qgate.plugin import sessions as sessions
     from qgate.plugin import shipped as shipped
@@ -31,7 +30,6 @@ else:
     html_columns = LateModule("qgate.plugin.html_columns")
     records, sessions = LateModule("qgate.plugin.records"), LateModule("qgate.plugin.sessions")
     devices, updating = LateModule("qgate.devices"), LateModule("qgate.kernel_checks.updating")
-    out_folder = LateModule("qgate.plugin.out_folder")
     device_errors = LateModule("qgate.device_errors")
     shipped = LateModule("qgate.plugin.shipped")
     summary, underflow = LateModule("qgate.plugin.summary"), LateModule("qgate.sweeps.underflow")

@@ -15,8 +15,15 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.plugin import lazy
-from qgate.plugin.fixtures import COMPUTING, OUTCOMES
-from qgate.plugin.runs import Selection, SuiteRun, part_of, sessions_used
+from qgate.plugin.runs import (
+    COMPUTING,
+    OUTCOMES,
+    Selection,
+    SuiteRun,
+    out_folder_notes,
+    part_of,
+    sessions_used,
+)
 from qgate.text import one_line
 
 _UNUSED = "the gate of this test was never asked: nothing was compared"
@@ -132,7 +139,7 @@ def finish(run: SuiteRun, session: pytest.Session, exitstatus: int) -> None:
         return
     run.parts.append(part)
     run.selection = _joined_selection(run)
-    run.selection.notes += lazy.out_folder.out_folder_notes(config) if run.gates else []
+    run.selection.notes += out_folder_notes(config) if run.gates else []
     if run.selection.refused:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
         return

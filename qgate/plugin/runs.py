@@ -1,28 +1,37 @@
-"""The state of a run: what it left out, and what its tests reported."""
+"""The state of a run: what it left out, what its tests reported, its device and its folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import os
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from qgate.plugin.gate_collection import gates_of
-from qgate.plugin.settings import RunOptions
+from qgate.loading import LateModule
+from qgate.plugin.gate_collection import gates_of, has_fixture
+from qgate.plugin.settings import RunOptions, options_of
+from qgate.text import one_line
 
 if TYPE_CHECKING:
+    from qgate import device_errors as device_errors
     from qgate.baselines.update import StoredChange
-    from qgate.gate.sessions import GateSession
+    from qgate.gate.sessions import GateSession, Outcome
     from qgate.page.runs import Run
-    from qgate.results.across_weights import AcrossWeights
     from qgate.results.coverage import ModeScope, RunExtent
     from qgate.results.movements import Movement
-    from qgate.results.power import ModePower
-    from qgate.results.schema import LooserLimit, Record
-    from qgate.results.tasks import TaskSummary
+    from qgate.results.run_facts import AcrossWeights, LooserLimit, ModePower, TaskSummary
+    from qgate.results.schema import Record
+    from qgate.storage import out_folders as out_folders
+    from qgate.storage import removing as removing
     from qgate.sweeps.underflow import Watch
+else:
+    device_errors = LateModule("qgate.device_errors")
+    out_folders = LateModule("qgate.storage.out_folders")
+    removing = LateModule("qgate.storage.removing")
 
 
 Part = dict[str, Any]
@@ -136,6 +145,10 @@ class SuiteRun:
         return bool(gates or left_out or self.errors or self.underflow)
 
 
+# What the gates of a test decided, with their sessions.
+OUTCOMES: pytest.StashKey[list[tuple[GateSession, Outcome]]] = pytest.StashKey()
+# Set while a gate computes: what is raised then is plumbing, and no verdict on numbers.
+COMPUTING: pytest.StashKey[bool] = pytest.StashKey()
 # Of this process: sessions by what they are of and its name, what it left out, what keeps its
 # update from being written, and what it watched.
 SESSIONS: pytest.StashKey[dict[tuple[str, str], GateSession]] = pytest.StashKey()
@@ -184,3 +197,95 @@ def part_of(config: pytest.Config) -> Part:
         "gates": gates_of(config).to_part(),
         "underflow": [site.to_dict() for site in watch.sites.values()] if watch else [],
     }
+
+
+# A kernel that ended its device -------------------------------------------------------------------
+#
+# After a device-side assert nothing runs on that device in this process any more. Gates that need
+# it would each end in the same error, or in a crash: they are not held, and say so at once.
+
+_ENDED = 3
+_LOSS: pytest.StashKey[str] = pytest.StashKey()
+_NEEDED_BY = ("model", "device")
+"""Fixtures that something on the device comes from."""
+
+
+def note_loss(item: pytest.Item, error: BaseException) -> None:
+    """Keep that a test lost the device of this process."""
+    loss = device_errors.device_error(error, item.name)
+    if isinstance(loss, device_errors.LostDeviceError):
+        item.config.stash.setdefault(_LOSS, f"{loss} It showed in {item.nodeid}.")
+
+
+def loss_of(config: pytest.Config) -> str | None:
+    """Return how this process lost its device; None if it has it."""
+    return config.stash.get(_LOSS, None)
+
+
+def end_worker_without_device(config: pytest.Config) -> None:
+    """End a worker of pytest-xdist that lost its device: another one takes its other gates.
+
+    An update goes on, as it has to say that it writes nothing.
+    """
+    is_worker = hasattr(config, "workerinput")
+    if is_worker and loss_of(config) is not None and options_of(config).update is None:
+        os._exit(_ENDED)
+
+
+def refuse_without_device(item: pytest.Item) -> None:
+    """End the set-up of a test that needs a device which this process lost."""
+    loss = loss_of(item.config)
+    if loss is not None and has_fixture(item, *_NEEDED_BY):
+        pytest.fail(f"not held: {one_line(loss)}", pytrace=False)
+
+
+# The folder of a run, as pytest and its workers know it -------------------------------------------
+
+
+_FOLDER: pytest.StashKey[Path] = pytest.StashKey()
+_WORKER_INPUT = "qgate_out"
+
+
+def reserve_out_folder(config: pytest.Config, home: Path) -> None:
+    """Hold a folder to the end of this run; where none can be written, the run says so later."""
+    holding = contextlib.ExitStack()
+    with contextlib.suppress(OSError):
+        config.stash[_FOLDER] = holding.enter_context(out_folders.held_out_folder(home))
+    config.add_cleanup(holding.close)
+
+
+def out_folder_notes(config: pytest.Config) -> list[str]:
+    """Say where a run wrote that is not the usual place."""
+    name = config.stash.get(_FOLDER, Path(out_folders.OUT)).name
+    other = f"another run writes to {out_folders.OUT}: this one wrote to {name}"
+    return [] if name == out_folders.OUT else [other]
+
+
+def out_folder(config: pytest.Config, home: Path) -> Path:
+    """Return the folder of this run, which workers of pytest-xdist are told."""
+    folder_name = getattr(config, "workerinput", {}).get(_WORKER_INPUT)
+    return Path(folder_name) if folder_name else config.stash.get(_FOLDER, home / out_folders.OUT)
+
+
+def tell_worker_folder(config: pytest.Config, workerinput: dict[str, object]) -> None:
+    if _FOLDER in config.stash:
+        workerinput[_WORKER_INPUT] = str(config.stash[_FOLDER])
+
+
+def remove_reproductions(folder: Path, current: Collection[str]) -> list[str]:
+    """Remove the reproductions of earlier runs; say why where they stay."""
+    patterns = [f"*/{name}" for name in out_folders.REPRODUCTION_FILES]
+    try:
+        removing.clear(
+            folder.parent, f"{folder.name}/{out_folders.REPRODUCTIONS}", patterns, keep=current
+        )
+    except removing.LinkError as error:
+        return [f"reproductions of earlier runs are still there: {error}"]
+    return []
+
+
+def remove_stale(folder: Path, *current: str) -> None:
+    """Remove results of an earlier run, which would pass for those that could not be written."""
+    names = {"results.jsonl", "results.csv", "report.html"} - {*current}
+    with contextlib.suppress(OSError, removing.LinkError):
+        removing.remove_files(folder.parent, *(f"{folder.name}/{name}" for name in sorted(names)))

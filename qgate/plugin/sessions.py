@@ -30,9 +30,9 @@ from qgate.storage.locations import relative_text
 from qgate.text import for_terminal
 
 if TYPE_CHECKING:
+    from qgate.gate.ledger import Which
     from qgate.gate.measuring.model_gates import ModelGates
     from qgate.gate.sessions import GateSession
-    from qgate.gate.updating import Which
     from qgate.results.pictures import Plots
 
 S = TypeVar("S", bound="GateSession")

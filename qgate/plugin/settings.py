@@ -27,7 +27,7 @@ from qgate.project.settings import baselines_folder, home_above, read_project
 from qgate.text import for_terminal, one_line
 
 if TYPE_CHECKING:
-    from qgate.gate.updating import Which
+    from qgate.gate.ledger import Which
     from qgate.storage import access, locations
     from qgate.storage.locations import Location
 else:

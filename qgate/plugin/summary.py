@@ -10,33 +10,34 @@ from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError, sentence_of
 from qgate.loading import LateModule
-from qgate.page.brief import green_lines, is_plainly_green, red_lines
 from qgate.page.runs import Run, read_run
 from qgate.page.terminal import (
     NARROWEST,
     TerminalLine,
     error_lines,
+    green_lines,
+    is_plainly_green,
     lines_without_records,
+    red_lines,
     summary,
     wrapped_lines,
 )
-from qgate.plugin.out_folder import remove_stale
 from qgate.plugin.records import joined_facts, records_file
-from qgate.plugin.runs import SuiteRun, selection_of
+from qgate.plugin.runs import SuiteRun, remove_stale, selection_of
 from qgate.results import Tally, github_annotations, github_error, markdown_summary
-from qgate.results.extent import partial_text
+from qgate.results.coverage import partial_text
 from qgate.results.failure_causes import cause_of, origin_of, suspect_of
-from qgate.results.limit_kinds import barred_modes
-from qgate.results.other_tests import other_test_lines, other_tests_of
+from qgate.results.kinds import barred_modes
+from qgate.results.run_facts import other_test_lines, other_tests_of
 from qgate.results.summary import set_up_lines
 from qgate.storage.out_folders import REPRODUCTIONS
 from qgate.text import beginning, counted, for_terminal, one_line
 
 if TYPE_CHECKING:
     from qgate.page import accepted_changes as accepted_changes
-    from qgate.page import reports as reports
+    from qgate.page import pages as pages
 else:
-    reports = LateModule("qgate.page.reports")
+    pages = LateModule("qgate.page.pages")
     accepted_changes = LateModule("qgate.page.accepted_changes")
 
 
@@ -58,7 +59,7 @@ def draw(run: SuiteRun) -> None:
         return
     page = records_file(run).with_name("report.html")
     try:
-        reports.write_page(page, [page_run(run)], plots=values["plots"])  # type: ignore[list-item]
+        pages.write_page(page, page_run(run), plots=values["plots"])  # type: ignore[arg-type]
         run.page = page
     except Exception as error:
         is_told = isinstance(error, QgateError | OSError)

@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING
 from qgate.exports import lazy
 
 if TYPE_CHECKING:
+    from qgate.results.checks import binding, junit_properties, measured_sites, worst_first
     from qgate.results.ci import (
         github_annotations,
         github_error,
-        junit_properties,
         markdown_summary,
     )
+    from qgate.results.files import (
+        Writer,
+        check_storable,
+        csv_table,
+        new_header,
+        read,
+        to_csv,
+        write_results,
+    )
     from qgate.results.merging import MergedResults, merge
-    from qgate.results.ranking import binding, measured_sites, worst_first
-    from qgate.results.reading import read
-    from qgate.results.schema import check_storable, new_header
     from qgate.results.summary import Tally
-    from qgate.results.table import csv_table, to_csv
-    from qgate.results.writing import Writer, write_results
 
 __all__ = [
     "MergedResults",
@@ -44,13 +48,10 @@ __all__ = [
 __getattr__ = lazy(
     __name__,
     {
-        "ci": "github_annotations github_error junit_properties markdown_summary",
+        "checks": "binding junit_properties measured_sites worst_first",
+        "ci": "github_annotations github_error markdown_summary",
+        "files": "Writer check_storable csv_table new_header read to_csv write_results",
         "merging": "MergedResults merge",
-        "ranking": "binding measured_sites worst_first",
-        "reading": "read",
-        "schema": "check_storable new_header",
         "summary": "Tally",
-        "table": "csv_table to_csv",
-        "writing": "Writer write_results",
     },
 )

@@ -1,31 +1,27 @@
-"""Texts for continuous integration: JUnit properties, a Markdown summary, GitHub annotations."""
+"""Texts for continuous integration: a Markdown summary, GitHub annotations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from qgate.results.check_views import view_of
-from qgate.results.extent import partial_text
+from qgate.results.checks import binding, is_counted, view_of, worst_first
+from qgate.results.coverage import partial_text
 from qgate.results.failure_causes import origin_of
-from qgate.results.headlines import verdict_text
-from qgate.results.other_tests import (
+from qgate.results.run_facts import (
     NOT_FINISHED,
+    RUN_FACTS,
     ended_badly,
     is_finished,
     other_test_lines,
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.ranking import binding, binding_checks, worst_first
-from qgate.results.run_facts import RUN_FACTS
-from qgate.results.schema import is_counted
-from qgate.results.summary import ComparisonSummary, ModeSummary, Tally
+from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, verdict_text
 from qgate.text import (
     for_markdown,
     for_workflow,
     for_workflow_property,
-    one_line,
 )
 
 _ROWS = 20
@@ -38,23 +34,6 @@ _MODE_HEAD = (
 )  # fmt: skip
 _FAILURE_HEAD = ("site", "scope", "mode", "metric", "value", "limit", "how far", "change")
 _FOLD = "<details><summary>All failures</summary>"
-
-
-def junit_properties(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return pairs for `record_property`: the checked metrics of one comparison."""
-    where = one_line(f"{record['site']} {record['scope']}")
-    pairs = [
-        (f"qgate {where} {metric}".rstrip(), f"{verdict_word(check)}: {view_of(check).text()}")
-        for metric, check in binding_checks(record).items()
-    ]
-    about = [(f"qgate {name}", one_line(record[name])) for name in ("model", "mode", "layer")]
-    return [*about, *((name, one_line(value)) for name, value in pairs)]
-
-
-def verdict_word(check: Mapping[str, Any]) -> str:
-    if not check["passed"]:
-        return "failed"
-    return "improved" if check["improved"] else "passed"
 
 
 def markdown_summary(

@@ -15,10 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 from qgate.metrics import METRICS
 from qgate.metrics.plan_changes import PlanChange
-from qgate.results.check_views import view_of
-from qgate.results.limit_kinds import advice_on, limit_kind_of
-from qgate.results.ranking import severity
-from qgate.results.scopes import Tier, scope_of
+from qgate.results.checks import severity, view_of
+from qgate.results.kinds import Tier, advice_on, limit_kind_of, scope_of
 from qgate.text import counted, listed, one_line, shortened
 
 # Suspects kept per test and mode, the most likely first.

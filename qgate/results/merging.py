@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from qgate.errors import QgateError
-from qgate.results.extent import extent_of, merged_extent
-from qgate.results.other_tests import add_other_tests
-from qgate.results.reading import read
-from qgate.results.run_facts import RUN_FACTS
+from qgate.results.coverage import extent_of, merged_extent
+from qgate.results.files import read, write_lines
+from qgate.results.run_facts import RUN_FACTS, add_other_tests
 from qgate.results.schema import BaselineUpdate, Record, RunShard
-from qgate.results.writing import write_lines
 from qgate.storage.foreign import open_foreign
 
 # Fields that are equal in all files: records of different code or models do not mix.

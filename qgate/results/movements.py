@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from qgate.metrics import METRICS
-from qgate.results.check_views import change_of
-from qgate.results.limit_kinds import limit_kind_of
-from qgate.results.ranking import binding
-from qgate.results.schema import Record, is_counted
+from qgate.results.checks import binding, change_of, is_counted
+from qgate.results.kinds import limit_kind_of
+from qgate.results.schema import Record
 
 # What a regression may be on the same device: within it, two values are called equal.
 EQUAL = 0.02

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
 from qgate.errors import QgateError
-from qgate.results.schema import parse
+from qgate.results.files import parse
 from qgate.storage.files import temporary_file
 from qgate.storage.removing import remove_files
 

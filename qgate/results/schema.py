@@ -7,24 +7,13 @@ here.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
-import platform
-from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from qgate._version import __version__
-from qgate.errors import QgateError
-from qgate.records import Meta, required_fields, validate
-from qgate.results.across_weights import AcrossWeights
+from qgate.records import Meta
 from qgate.results.coverage import RunExtent
 from qgate.results.pictures import Count, Picture
-from qgate.results.power import ModePower
-from qgate.results.tasks import TaskSummary
+from qgate.results.run_facts import AcrossWeights, LooserLimit, ModePower, OtherTests, TaskSummary
 
-SCHEMA = 1
 Record = dict[str, Any]
 Numbers = dict[str, float | None]
 _ShardNumber = Annotated[int, Meta(ge=1, le=999999)]
@@ -173,42 +162,6 @@ class RunShard(TypedDict):
     complete: bool
 
 
-class LooserLimit(TypedDict):
-    """A limit that is looser than the default, or than a bound set before it.
-
-    limit    its name, such as regression, or "absolute relative_mse"
-    value    null for a bound of a shipped suite that its copy lacks
-    usual    the default, the bound before it, or that of the shipped suite
-    factor   how many times looser it is; null where it is infinite
-    source   the setting or marker; sites, modes, models, scopes are those it is for, empty for all
-    shipped  true for a marker of a suite as qgate ships it
-    """
-
-    limit: str
-    value: float | None
-    usual: float
-    factor: float | None
-    source: str
-    reason: str
-    sites: str
-    modes: list[str]
-    models: list[str]
-    scopes: list[str]
-    shipped: bool
-
-
-class OtherTests(TypedDict):
-    """Tests of the run that are no gates.
-
-    failures  node to first line, of up to 200
-    """
-
-    passed: Count
-    failed: Count
-    skipped: Count
-    failures: Annotated[dict[str, str], Meta(max_length=200)]
-
-
 class BaselineUpdate(TypedDict):
     """Changes that an update of baselines wrote, or would write."""
 
@@ -284,131 +237,3 @@ class RunHeader(TypedDict):
     accepted_at: NotRequired[list[AcceptedAt]]
     update: NotRequired[BaselineUpdate | None]
     reason: NotRequired[dict[str, str]]
-
-
-REQUIRED = required_fields(GateRecord)
-CHECK_KEYS = required_fields(RecordedCheck)
-_REQUIRED, _CHECK_KEYS = frozenset(REQUIRED), frozenset(CHECK_KEYS)
-HEADER_KEYS = required_fields(RunHeader)[2:]
-# The plugin adds these to what a gate puts into a record.
-_ADDED = {"node": "", "seconds": 0.0}
-
-
-def new_header(**fields: Any) -> Record:
-    """Return the header of a run; the fields are those of RunHeader."""
-    fixed = {
-        "schema": SCHEMA,
-        "kind": "header",
-        "qgate": __version__,
-        "python": platform.python_version(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    if lacks := [key for key in HEADER_KEYS if key not in fixed and key not in fields]:
-        raise TypeError(f"a header needs {', '.join(lacks)}")
-    header = fixed | fields
-    return {key: header.pop(key) for key in ("schema", "kind", *HEADER_KEYS)} | header
-
-
-def check_header(header: object, where: str) -> Record:
-    """Return the header, or raise an error that says why this is no results file of qgate."""
-    if not isinstance(header, dict) or header.get("kind") != "header":
-        raise QgateError(f"{where} is no results file of qgate: its first line is no header.")
-    if header.get("schema") != SCHEMA:
-        raise QgateError(
-            f"{where} has schema {header.get('schema')!r}; qgate {__version__} reads schema "
-            f"{SCHEMA}. Read it with qgate {header.get('qgate', 'of its time')}."
-        )
-    if lacks := [key for key in HEADER_KEYS if key not in header]:
-        raise QgateError(f"the header of {where} lacks {', '.join(lacks)}.")
-    return header
-
-
-def check_record(record: Mapping[str, Any]) -> None:
-    """Refuse an incomplete record, and one that passed without a check."""
-    if not record.keys() >= _REQUIRED:
-        lacks = [key for key in REQUIRED if key not in record]
-        raise QgateError(f"a record of {record.get('site', '?')!r} lacks {', '.join(lacks)}.")
-    for check in record["checks"]:
-        if not check.keys() >= _CHECK_KEYS:
-            lacks = [key for key in CHECK_KEYS if key not in check]
-            raise QgateError(f"a check of {record['site']!r} lacks {', '.join(lacks)}.")
-        odd = [key for key in ("value", "bound", "times") if not _is_number(check[key])]
-        if odd or not isinstance(check["passed"], bool):
-            key = next(iter(odd), "passed")
-            raise QgateError(f"a check of {record['site']!r} has {key} {check[key]!r}.")
-    if not isinstance(record["passed"], bool):
-        raise QgateError(f"the record of {record['site']!r} has passed {record['passed']!r}.")
-    if record["passed"] and not record["checks"]:
-        raise QgateError(f"the record of {record['site']!r} passed without a check.")
-
-
-def _is_number(value: object) -> bool:
-    """Tell whether a value is a number or None, for a number that is missing or not finite."""
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def check_storable(record: Mapping[str, Any]) -> None:
-    """Refuse a record that cannot be written or read; its test may be missing."""
-    lacks = [key for key in REQUIRED if key not in _ADDED and key not in record]
-    if lacks or not isinstance(record["checks"], list):
-        raise QgateError(f"{', '.join(lacks) or 'checks'} is missing")
-    validate(_ADDED | parse(line(record).encode()), GateRecord)
-
-
-def line(record: Mapping[str, Any]) -> str:
-    """Return one line of JSON; numbers that are not finite are null, with a reason."""
-    # Few records have such numbers, and walking through one takes longer than writing it.
-    with contextlib.suppress(TypeError, ValueError):
-        return json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
-    reasons: dict[str, str] = {}
-    clean = _finite(record, "", reasons)
-    if reasons:
-        clean["reason"] = {**(record.get("reason") or {}), **reasons}
-    return json.dumps(clean, allow_nan=False, separators=(",", ":")) + "\n"
-
-
-def _finite(value: Any, pointer: str, reasons: dict[str, str]) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item, f"{pointer}/{key}", reasons) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item, f"{pointer}/{index}", reasons) for index, item in enumerate(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        reasons[pointer] = str(value)
-        return None
-    return value
-
-
-def parse(text: bytes) -> Any:
-    """Return the object on a line; NaN and Infinity, which are not JSON, raise a ValueError."""
-    import msgspec
-
-    try:
-        # Three times as fast, and one name of a field serves all lines.
-        with contextlib.suppress(msgspec.DecodeError):
-            return msgspec.json.decode(text)
-        return json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def without_pictures(text: bytes) -> bytes:
-    """Return a line without its pictures, whose text is skipped; what is no object stays."""
-    import msgspec
-
-    if b'"pictures"' not in text:
-        return text
-    try:
-        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError):
-        return text
-    fields.pop("pictures", None)
-    return msgspec.json.encode(fields)
-
-
-def _refuse_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def is_counted(record: Mapping[str, Any]) -> bool:
-    """Tell if a record counts: that of a gate which failed as expected does not."""
-    return "xfailed" not in record

@@ -1,4 +1,4 @@
-"""Summary of the records of a run: counts, the worst of each mode, failures.
+"""Summary of the records of a run: counts, the worst of each mode, failures, and the verdict.
 
 Records are added one at a time and not kept, so that a file of any size can be summed up while it
 is read for another purpose; memory depends on the number of tests.
@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from qgate.metrics import METRICS
 from qgate.metrics.plan_changes import PlanChange, is_plan_change, merged, plan_changes
-from qgate.results.check_views import CheckView, view_of
+from qgate.results.checks import CheckView, binding, is_counted, rank, view_of
+from qgate.results.coverage import extent_of, partial_head, total_text
 from qgate.results.failure_causes import (
     MOST_SUSPECTS,
     FailureCause,
@@ -23,12 +24,16 @@ from qgate.results.failure_causes import (
     joined_causes,
     suspect_of,
 )
-from qgate.results.limit_kinds import limit_kind_of
-from qgate.results.ranking import binding, rank
-from qgate.results.schema import Record, is_counted
-from qgate.results.scopes import scope_of
-from qgate.results.tasks import LONG_TEXT, long_text_words
-from qgate.text import figure_text, listed
+from qgate.results.kinds import limit_kind_of, scope_of
+from qgate.results.pictures import LONG_TEXT
+from qgate.results.run_facts import (
+    ended_badly,
+    is_finished,
+    other_tests_of,
+    other_tests_text,
+)
+from qgate.results.schema import Record
+from qgate.text import counted, figure_text, listed, shortened, times_figure
 
 # Failures kept per test and mode, worst first; the others are counted.
 MOST_FAILED = 40
@@ -343,6 +348,17 @@ def summarize_comparison(record: Mapping[str, Any]) -> ComparisonSummary:
     )
 
 
+def long_text_words(values: Mapping[str, float | None]) -> str:
+    """Write how the error grows along a long text, and where the mode stops predicting it."""
+    names = ("compared_tokens", "kl_divergence", "error_growth", "predicted_tokens")
+    figures = [values.get(name) for name in names]
+    if not all(value is not None and math.isfinite(value) for value in figures):
+        return ""
+    tokens, kl, growth, predicted = (float(value or 0) for value in figures)
+    text = f"KL {kl:.1e} along {tokens:,.0f} tokens, {times_figure(2**growth)}x at the end"
+    return text if predicted >= tokens else f"{text}, stops predicting at token {predicted:,.0f}"
+
+
 def is_unknown(record: Mapping[str, Any]) -> bool:
     """Tell whether the only problem is that no errors were accepted yet."""
     return all(check["passed"] or limit_kind_of(check["kind"]).is_new for check in record["checks"])
@@ -382,3 +398,82 @@ def set_up_lines(broken: Mapping[str, str]) -> list[str]:
     return [
         f"set-up failed, no verdict: {listed(nodes, 1)}: {text}" for text, nodes in by_text.items()
     ]
+
+
+# The verdict in words, the same in terminal, Markdown, comment and page ---------------------------
+
+
+_LISTED, _GREEN, _LONGEST = 4, 2, 60
+
+
+def verdict_texts(
+    tally: Tally, header: Mapping[str, Any], errors: Sequence[str] = ()
+) -> tuple[str, list[str]]:
+    """Return the verdict of a run, and what else is to be said of it, the worst first.
+
+    errors   what failed beside gates, such as files that could not be written
+    """
+    gates, is_ended = counted(tally.gates, "gate"), is_finished(header)
+    broken, partial = header.get("broken") or {}, partial_head(header)
+    other = other_tests_text(other_tests_of(header))
+    failed, new = tally.failed_gates - tally.new_gates, tally.new_gates
+    passed = f"{gates} passed" if tally.gates else "nothing was compared"
+    also = [
+        other,
+        "" if is_ended else "the run did not finish",
+        f"partial run, {partial}" if partial else "",
+    ]
+    if broken:
+        of_gates = f"{len(broken):,} gates, their" if len(broken) > 1 else "one gate, its"
+        also.insert(0, f"no verdict for {of_gates} set-up failed")
+    if failed:
+        first = f"{failed:,} of {gates} failed{f', {new:,} new' * (new > 0)}{_faults_text(tally)}"
+    elif new:
+        verb = "has" if new == 1 else "have"
+        first = f"{new:,} of {gates} {verb} nothing to be compared with yet"
+    elif errors and not broken:
+        first = "the run failed"
+    elif any(also):
+        first, also = next(filter(None, also)), [*also, "" if broken else passed]
+    elif not tally.gates:
+        first = "no gate ran, and nothing was compared"
+    elif ended := ended_badly(header):
+        first, also = "the run failed", [f"{passed}, and {ended}"]
+    else:
+        first = f"{passed}{_extent_text(header)}"
+    return first, [text for text in also if text and text != first]
+
+
+def verdict_text(tally: Tally, header: Mapping[str, Any], errors: Sequence[str] = ()) -> str:
+    """Return the verdict of a run in one line."""
+    first, also = verdict_texts(tally, header, errors)
+    return "; ".join([first, *also])
+
+
+def _faults_text(tally: Tally) -> str:
+    """Write `, 1 fault in my_int8 (green: int8)`."""
+    causes, modes = tally.causes, tally.modes
+    failed = _names(mode for cause in causes for _, mode in cause.places)
+    failed = failed or _names(mode.mode for mode in modes if mode.failed)
+    green = _names(mode.mode for mode in modes if not mode.failed)
+    faults = f", {counted(len(causes), 'fault')}" if causes else ""
+    where = f" in {listed(failed, _LISTED)}" if failed else ""
+    return f"{faults}{where}{f' (green: {listed(green, _GREEN)})' if green else ''}"
+
+
+def _extent_text(header: Mapping[str, Any]) -> str:
+    """Write ` of shard 1/2: mode 2-1 of tiny-mamba; 30/30 modules, 5/5 layers`."""
+    shard = header.get("shard") or {}
+    part = f" of shard {shard.get('number')}/{shard.get('of')}" if shard else ""
+    extent = extent_of(header)
+    coverage = [] if extent is None else extent.get("coverage") or []
+    modes, models = (_names(of[name] for of in coverage) for name in ("mode", "model"))
+    if not modes:
+        return part
+    word = "mode" if len(modes) == 1 else "modes"
+    about = f"{word} {listed(modes, _LISTED)} of {listed(models, _LISTED)}"
+    return f"{part}: {about}; {total_text(coverage)}"
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(shortened(name, _LONGEST) for name in names))

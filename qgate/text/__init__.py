@@ -14,16 +14,21 @@ from qgate.text.escaping import (
     lines_for_terminal,
     one_line,
 )
-from qgate.text.names import beginning, counted, distinct, listed, shortened, shortened_title
-from qgate.text.numbers import (
+from qgate.text.wording import (
+    beginning,
     brief,
     change_figure,
+    counted,
     decibels,
+    distinct,
     figure_text,
     figures_apart,
+    listed,
     megabytes,
     percent,
     rounded_percent,
+    shortened,
+    shortened_title,
     times_figure,
 )
 

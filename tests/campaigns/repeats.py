@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from qgate.text.names import counted
+from qgate.text.wording import counted
 from tests.campaigns.scenarios import ROOT
 
 # What the tests of a file use if they start processes or threads, wait for others, or ask a server.

@@ -17,7 +17,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from qgate.cli import main
-from qgate.results.table import COLUMNS
+from qgate.results.files import COLUMNS
 from qgate.storage import files
 from tests.adoption.repository import PROGRAMS
 from tests.results.making import record, write

@@ -15,9 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from qgate.expected import fused_attention
 from qgate.expected.fused_attention import FusedAttention
 from qgate.gate import Measured, Policy
-from qgate.gate.accepted_rows import with_accepted
+from qgate.gate.checks import judge
+from qgate.gate.ledger import with_accepted
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.verdict import judge
 from qgate.modes.setups import ModelSetup
 from tests.devices import simulated
 from tests.gate.benches import LLAMA, SHORT, first_layers, mode_of

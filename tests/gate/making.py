@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qgate.gate import Limits, Measured, Verdict, judge
-from qgate.gate.limits import Bound
+from qgate.gate.policy import Bound
 
 IDEAL = {"relative_mse": 1e-4}
 ACCEPTED = {"relative_mse": 1e-4, "one_minus_correlation": 5e-5}

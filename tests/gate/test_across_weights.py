@@ -28,7 +28,7 @@ from qgate.gate.across_weights import (
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_gates import ModelGates, Outcome
 from qgate.modes.setups import ModelSetup
-from qgate.results.across_weights import across_weights_texts, add_across_weights
+from qgate.results.run_facts import across_weights_texts, add_across_weights
 from tests.gate.benches import LLAMA, SHORT, Block, Stack, mode_of, session
 from tests.gate.making import carried, measured
 from tests.shares import proof, share

@@ -8,7 +8,7 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.gate import Limits, Measured, judge, parse_bound
-from qgate.gate.limits import within
+from qgate.gate.policy import within
 from qgate.metrics import METRICS
 from qgate.metrics.grades import grade_of
 

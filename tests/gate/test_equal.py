@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qgate.gate import Measured, Verdict, decide_update, failure_text, first_line
-from qgate.gate.limits import times_over
+from qgate.gate.policy import times_over
 from tests.gate.making import measured, verdict
 
 ACCEPTED = {"exponent": 2.0}

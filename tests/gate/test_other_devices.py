@@ -10,9 +10,9 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.gate import Limits, Measured
-from qgate.gate.accepted_rows import with_accepted
+from qgate.gate.checks import Verdict, judge
+from qgate.gate.ledger import with_accepted
 from qgate.gate.texts import failure_text, sentence
-from qgate.gate.verdict import Verdict, judge
 
 CPU, CPU_2, CUDA = "cpu-avx512-0badcafe", "cpu-avx2-01234567", "cuda-sm_90-deadbeef"
 ACCEPTED = {"relative_mse": 1e-3, "one_minus_correlation": 2e-3}

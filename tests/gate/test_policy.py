@@ -13,7 +13,7 @@ import qgate
 from qgate.errors import QgateError
 from qgate.gate import Limits, Policy
 from qgate.gate import policy as policy_file
-from qgate.gate.limits import SWITCHED_OFF
+from qgate.gate.policy import SWITCHED_OFF
 
 TABLE = tomllib.loads(r"""
 budget_db = 1.0

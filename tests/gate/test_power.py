@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from qgate.gate import Policy
+from qgate.gate.checks import smallest_defects
 from qgate.gate.measuring.model_gates import ModelGates
 from qgate.gate.measuring.passes import outer_tensors
-from qgate.gate.power import smallest_defects
 from qgate.gate.sessions import Outcome
-from qgate.results.power import ModePower, SmallestDefect, add_power, power_texts
+from qgate.results.run_facts import ModePower, SmallestDefect, add_power, power_texts
 from tests.gate.benches import LLAMA, SHORT, mode_of, session
 from tests.gate.making import measured, verdict
 from tests.shares import always, share, slow_file

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import qgate
 from qgate.gate import Limits, Measured, judge
-from qgate.gate.accepted_rows import with_accepted
+from qgate.gate.ledger import with_accepted
 from qgate.gate.measuring.site_errors import compare, site_errors, worst_channel
 
 QUIET, PART = 40, "relative_mse@worst_channel"

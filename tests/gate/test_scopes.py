@@ -9,14 +9,12 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.gate import Limits, Policy, Verdict, failure_text, judge
+from qgate.gate.ledger import decide_update
 from qgate.gate.sessions import record_rows
-from qgate.gate.updating import decide_update
 from qgate.page.runs import representative_error
-from qgate.results.check_views import view_of
+from qgate.results.checks import binding, view_of, worst_first
 from qgate.results.failure_causes import causes_of_mode, suspect_of
-from qgate.results.limit_kinds import LIMIT_KINDS, LimitKind
-from qgate.results.ranking import binding, worst_first
-from qgate.results.scopes import SCOPES, Scope, Tier, scope_of
+from qgate.results.kinds import LIMIT_KINDS, SCOPES, LimitKind, Scope, Tier, scope_of
 from tests.gate.making import measured
 
 TOY = Scope(

@@ -30,8 +30,8 @@ from qgate.modes.setups import ModelSetup
 from qgate.modes.states.casting import StoredState
 from qgate.page.plots.panels import panels_of
 from qgate.page.terminal import mode_table
+from qgate.results.pictures import predicted_tokens
 from qgate.results.summary import Tally
-from qgate.results.tasks import predicted_tokens
 from tests.gate.state_models import small_mamba
 from tests.shares import always, proof, slow_file
 

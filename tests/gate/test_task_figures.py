@@ -19,12 +19,12 @@ from qgate.engines.record import TokenFigures
 from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.gate.checks import checks_of
-from qgate.gate.limits import Limits, parse_bound
 from qgate.gate.measuring import tasks
+from qgate.gate.policy import Limits, parse_bound
 from qgate.metrics import intervals
 from qgate.metrics.intervals import GroupedMean, grouped_mean
 from qgate.models.task_metric import TaskFigures
-from qgate.results.tasks import (
+from qgate.results.run_facts import (
     TASK_HEADS,
     TaskSummary,
     add_tasks,

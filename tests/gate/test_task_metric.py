@@ -16,13 +16,12 @@ import qgate
 from qgate.baselines.accepted import read_accepted
 from qgate.errors import QgateError
 from qgate.gate import Measured, Policy, failure_text, judge
-from qgate.gate.accepted_rows import with_accepted
 from qgate.gate.across_weights import SAMPLES, comparable
-from qgate.gate.checks import checks_of
-from qgate.gate.limits import Limits, parse_bound
+from qgate.gate.checks import checks_of, smallest_defects
+from qgate.gate.ledger import with_accepted
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_gates import ModelGates
-from qgate.gate.power import smallest_defects
+from qgate.gate.policy import Limits, parse_bound
 from qgate.metrics import METRICS, sample_part
 from qgate.modes.setups import ModelSetup
 from tests.capture.networks import WIDTH, Block

@@ -18,12 +18,10 @@ from qgate.baselines.accepted import read_accepted
 from qgate.engines.compute import token_values
 from qgate.engines.scored import Pair
 from qgate.gate import Measured
-from qgate.gate.accepted_rows import with_accepted
-from qgate.gate.checks import NO_SAMPLES, Check, checks_of, paired_change
-from qgate.gate.limits import Limits
+from qgate.gate.checks import NO_SAMPLES, Check, checks_of, judge, paired_change
+from qgate.gate.ledger import Which, decide_update, with_accepted
 from qgate.gate.measuring import tasks
-from qgate.gate.updating import Which, decide_update
-from qgate.gate.verdict import judge
+from qgate.gate.policy import Limits
 from qgate.metrics import METRICS, sample_part
 from tests.gate.benches import LLAMA, SHORT, mode_of, session
 from tests.shares import share

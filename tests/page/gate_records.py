@@ -15,8 +15,9 @@ from typing import Any
 from qgate.gate.checks import Check
 from qgate.gate.texts import finding
 from qgate.page.runs import Run, run_of_records
+from qgate.results.files import line, new_header
 from qgate.results.pictures import Picture
-from qgate.results.schema import Record, line, new_header
+from qgate.results.schema import Record
 
 KINDS = ("budget", "regression", "absolute", "nonfinite", "missing", "absent")
 MODES = ("2-1", "2-2", "2-4", "fp8_e4m3", "mxfp8_e4m3", "int8", "hif8", "nvfp4")

@@ -21,7 +21,7 @@ from qgate.page.comparison_texts import (
 )
 from qgate.page.comparisons import ComparedRun, RunComparison, compare
 from qgate.page.data import comparison_csv
-from qgate.page.tables import display_width
+from qgate.page.terminal import display_width
 from tests.results.making import header, record
 from tests.results.test_texts import stored
 

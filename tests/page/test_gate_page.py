@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from qgate.charts.heat import margin_step
+from qgate.charts.pages import margin_step
 from qgate.charts.palette import HEAT_DARK, HEAT_LIGHT
 from qgate.gate.checks import Check
 from qgate.page import _gates
-from qgate.page._texts import headline, view_texts
+from qgate.page._gates import headline, view_texts
 from qgate.page.pages import HtmlSection, page, summary_head
 from qgate.page.runs import Run, run_of_records
-from qgate.results.check_views import view_of
-from qgate.results.schema import line
+from qgate.results.checks import view_of
+from qgate.results.files import line
 from tests.page.gate_records import (
     HOSTILE,
     KINDS,

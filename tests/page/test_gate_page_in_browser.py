@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from qgate.drawing.files import draw_analysis
 from qgate.page.comparisons import ComparedRun, compare
 from qgate.page.pages import page as gate_page
-from qgate.page.reports import write_page
+from qgate.page.reports import write_comparison
 from qgate.page.runs import run_of_records
 from tests import browser as browsers
 from tests.browser import Opened, opened, serious_findings
@@ -250,7 +250,7 @@ def compared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         runs.append(run_of_records(header, records, name))
         sides.append(ComparedRun(name, header, records))
     path = tmp_path_factory.mktemp("compared") / "compared.html"
-    write_page(path, runs, plots="none", comparison=compare(*sides))
+    write_comparison(path, runs, compare(*sides), plots="none")
     return path
 
 

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from qgate.page.comparisons import ComparedRun, compare
-from qgate.page.reports import write_page
+from qgate.page.reports import write_comparison
 from qgate.page.runs import run_of_records
 from tests.browser import opened
 from tests.page.gate_records import made_header, made_records, read_back
@@ -29,7 +29,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         runs.append(run_of_records(header, records, name))
         sides.append(ComparedRun(name, header, records))
     file = tmp_path_factory.mktemp("long") / "long.html"
-    write_page(file, runs, plots="none", comparison=compare(*sides))
+    write_comparison(file, runs, compare(*sides), plots="none")
     return file
 
 

@@ -18,18 +18,21 @@ from typing import Any
 
 import pytest
 
-from qgate.charts import axes as _axes
 from qgate.charts import lines as _lines
 from qgate.charts import svg as _svg
-from qgate.page.plots import _findings, panels
+from qgate.page.plots import errors as _errors
+from qgate.page.plots import panels
 from qgate.page.plots.errors import (
+    align_layers,
     density,
     error_by_magnitude,
+    error_growth,
     error_histogram,
+    growth_finding,
+    layer_names,
     shades,
     worst_channels,
 )
-from qgate.page.plots.growth import align_layers, error_growth, growth_finding, layer_names
 from qgate.page.plots.long_texts import (
     divergence_along,
     divergence_finding,
@@ -155,13 +158,13 @@ DRAWN: dict[str, Callable[[], str]] = {
 # What is drawn, read back ----------------------------------------------------------------------
 
 
-def read_axis(written: str) -> _axes.Axis:
+def read_axis(written: str) -> _svg.Axis:
     kind, *ends = written.split(" ")
     low, high, start, end, *zero = (float(text) for text in ends)
-    return _axes.Axis(kind, low, high, start, end, zero=zero[0] if zero else None)  # type: ignore[arg-type]
+    return _svg.Axis(kind, low, high, start, end, zero=zero[0] if zero else None)  # type: ignore[arg-type]
 
 
-def value_at(axis: _axes.Axis, pixel: float) -> float:
+def value_at(axis: _svg.Axis, pixel: float) -> float:
     """What is drawn at a place."""
     if axis.zero is not None and abs(pixel - axis.zero) < 0.06:
         return 0.0
@@ -329,7 +332,7 @@ def test_names_stay_text() -> None:
 
 def test_drawing_loads_neither_torch_nor_matplotlib_nor_numpy() -> None:
     code = (
-        "import sys, qgate.page.plots.panels, qgate.page.plots.growth; "
+        "import sys, qgate.page.plots.panels, qgate.page.plots.errors; "
         "print([m for m in ('torch', 'matplotlib', 'numpy', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -341,7 +344,7 @@ def test_drawing_loads_neither_torch_nor_matplotlib_nor_numpy() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-0.03, 0.03), (-7, 1e6), (1e-300, 3e-300), (-1e300, 1e300), (5, 5.001)])  # fmt: skip
 def test_linear_ticks_are_round_few_and_true(low: float, high: float) -> None:
-    axis = _axes.linear(low, high, 42, 332, "x")
+    axis = _svg.linear(low, high, 42, 332, "x")
     power = re.search(r"10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", axis.label)
     raised = "⁰¹²³⁴⁵⁶⁷⁸⁹"
     exponent = int("".join("-" if c == "⁻" else str(raised.index(c)) for c in power[1])) if power else 0  # fmt: skip
@@ -354,7 +357,7 @@ def test_linear_ticks_are_round_few_and_true(low: float, high: float) -> None:
 
 @pytest.mark.parametrize("values", [[1e-3], [1e-9, 1.0], [0.0, 2e-5, 3e-5], [1e-300, 1e300], [3.0, 4.0], [0.0]])  # fmt: skip
 def test_logarithmic_axes_hold_their_values(values: list[float]) -> None:
-    axis = _axes.logarithmic(values, 190, 50)
+    axis = _svg.logarithmic(values, 190, 50)
     for value in values:
         pixel = axis.place(value)
         assert 50 <= pixel <= 190
@@ -532,7 +535,7 @@ def test_octaves_too_many_to_draw_are_summed() -> None:
 
 DIAGONAL = [n for at in range(40) for n in (at, at, 50)]
 FINDINGS: dict[Callable[[Any], str], list[tuple[Picture, str]]] = {
-    _findings.histogram_finding: [
+    _errors.histogram_finding: [
         (bins([0, 74, 10, 26, 0]), "Errors are on both sides: 74 % below zero"),
         (bins([0, 75, 10, 25, 0]), "Errors are one-sided: 75 % below zero"),
         (bins([0, 20, 10, 80, 0]), "Errors are one-sided: 80 % above zero"),
@@ -548,7 +551,7 @@ FINDINGS: dict[Callable[[Any], str], list[tuple[Picture, str]]] = {
         (bins([0], edge=0.0), "No errors: nothing was compared"),
         (bins([5, 5]) | {"sampled": 12}, "2 of 12 elements cannot be compared: not finite"),
     ],
-    _findings.density_finding: [
+    _errors.density_finding: [
         (cells(*DIAGONAL), "Actual follows the reference: 100 % near the diagonal"),
         (cells(*DIAGONAL, 30, 33, 222), "Actual follows the reference: 90 % near the diagonal"),
         (cells(*DIAGONAL, 30, 33, 230), "Actual strays: only 90 % near the diagonal"),
@@ -561,7 +564,7 @@ FINDINGS: dict[Callable[[Any], str], list[tuple[Picture, str]]] = {
         (cells(20, 39, 5, rms=0.0), "The reference is zero, actual is not"),
         (cells(20, 20, 5, rms=0.0), "Actual and reference are zero"),
     ],
-    _findings.channels_finding: [
+    _errors.channels_finding: [
         (shares(0.3, 0.15, 0.1), "Half of the error is in 3 of 128 channels"),
         (shares(0.3, 0.15, 0.1, count=24), "Half of the error is in 3 of 24 channels"),
         (shares(0.3, 0.15, 0.1, count=23), "No channel stands out: the worst of 23 holds 30 % of the error"),
@@ -571,7 +574,7 @@ FINDINGS: dict[Callable[[Any], str], list[tuple[Picture, str]]] = {
         (shares(1.0, count=1), "All error is in the only channel"),
         (shares(0.0, 0.0), "No error in any of 128 channels"),
     ],
-    _findings.magnitude_finding: [
+    _errors.magnitude_finding: [
         (octaves([0.5, 0.5], [0.5, 0.5]), "Error spreads over magnitudes as the energy does"),
         (octaves([0.29, 0.71], [0.0, 1.0]), "Error spreads over magnitudes as the energy does"),
         (octaves([0.31, 0.69], [0.0, 1.0]), "Error sits in small values: 31 % of it below 0.25 rms, where 0 % of the energy is"),

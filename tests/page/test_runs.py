@@ -17,7 +17,7 @@ from qgate.page.pages import map_fragment, page, summary_head
 from qgate.page.reports import load, markdown_report
 from qgate.page.runs import EVERYWHERE, Run, run_of_records
 from qgate.results import merge, read
-from qgate.results.other_tests import other_tests_record
+from qgate.results.run_facts import other_tests_record
 from qgate.results.schema import Record
 from tests.browser import Opened, opened
 from tests.page.gate_records import HOSTILE, made_header, made_records, made_run

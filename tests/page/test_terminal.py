@@ -9,18 +9,23 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qgate.page.brief import green_lines, is_plainly_green, red_lines
-from qgate.page.tables import cut_middle, display_width, site_text, table
 from qgate.page.terminal import (
     TerminalLine,
+    cut_middle,
+    display_width,
+    green_lines,
+    is_plainly_green,
     other_cause_lines,
+    red_lines,
+    site_text,
     summary,
+    table,
     tables,
     wrapped_lines,
 )
 from qgate.results import Tally
-from qgate.results.extent import undeclared_texts
-from qgate.results.other_tests import other_tests_record
+from qgate.results.coverage import undeclared_texts
+from qgate.results.run_facts import other_tests_record
 from tests.page.gate_records import HOSTILE
 from tests.results.making import record
 from tests.results.test_texts import MIXED, stored

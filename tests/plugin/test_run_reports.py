@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qgate.page.reports import write_page
+from qgate.page.pages import write_page
 from qgate.page.runs import read_run
 from qgate.project.options import OPTIONS
 from qgate.results.pictures import PLOTS
@@ -116,10 +116,10 @@ def test_a_fixture_that_is_not_there_is_told_in_one_line(project: Path, suites: 
 @pytest.mark.parametrize("error", ["OSError(28, 'disk full')", "ValueError('a bug')"])
 def test_a_page_that_cannot_be_made_is_not_green(project: Path, suites: Run, error: str) -> None:
     (project / "conftest.py").write_text(
-        "import qgate.page.reports as reports\n"
+        "import qgate.page.pages as pages\n"
         f"def fail(*a, **k): raise {error}\n"
-        "def pytest_configure(config): config._kept, reports.write_page = reports.write_page, fail\n"
-        "def pytest_unconfigure(config): reports.write_page = config._kept\n"
+        "def pytest_configure(config): config._kept, pages.write_page = pages.write_page, fail\n"
+        "def pytest_unconfigure(config): pages.write_page = config._kept\n"
     )
     (project / "qgate-out").mkdir()
     (project / "qgate-out" / "report.html").write_text("of an earlier run")
@@ -140,7 +140,7 @@ def test_a_killed_run_leaves_records_that_a_page_can_be_made_of(project: Path, s
     assert told["exit"] is None
     assert list(told["models"]) == ["tiny-llama"]
     assert not (project / "qgate-out" / "report.html").exists()
-    write_page(project / "late.html", [read_run(project / "qgate-out" / "results.jsonl")])
+    write_page(project / "late.html", read_run(project / "qgate-out" / "results.jsonl"))
     assert "tiny-llama" in (project / "late.html").read_text(encoding="utf-8")
 
 

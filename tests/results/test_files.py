@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from qgate import __version__
 from qgate.errors import QgateError
 from qgate.results import Writer, new_header, read
-from qgate.results.schema import HEADER_KEYS, REQUIRED, line, parse, without_pictures
+from qgate.results.files import HEADER_KEYS, REQUIRED, line, parse, without_pictures
 from tests.baselines.faults import in_child
 from tests.results.making import HEADER, header, record, write
 

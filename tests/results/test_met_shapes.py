@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from qgate.results.met_shapes import (
+from qgate.results.coverage import (
     ModuleShapes,
-    alike,
     mode_shapes_texts,
+    shape_groups,
     shapes_text,
     unmet_text,
 )
@@ -32,7 +32,7 @@ def test_modules_that_met_the_same_are_one_row_and_those_that_met_least_come_fir
     many = shapes((1, 1029, 8), (64, 1, 8), (129, 8))
     many.add((3, 7, 8), is_strided=True)
     of_modules = {"a": many, "b": many, "c": shapes((2, 48, 8))}
-    groups = alike({name: of.statement() for name, of in of_modules.items()})
+    groups = shape_groups({name: of.statement() for name, of in of_modules.items()})
     assert [group["modules"] for group in groups] == [["c"], ["a", "b"]]
     assert groups[0]["never"] == [
         "other numbers of tokens", "other numbers of samples", "inputs without a batch axis",
@@ -47,18 +47,18 @@ def test_modules_that_met_the_same_are_one_row_and_those_that_met_least_come_fir
 def test_a_statement_read_from_json_is_the_same() -> None:
     statement = shapes((1, 4, 8), (2, 8)).statement()
     as_json = [[*part] if isinstance(part, tuple) else part for part in statement]
-    assert alike({"a": as_json}) == alike({"a": statement})
+    assert shape_groups({"a": as_json}) == shape_groups({"a": statement})
 
 
 def test_modules_of_one_shape_alone_are_named() -> None:
     one, several = shapes((2, 48, 8)), shapes((2, 48, 8), (1, 7, 8))
     coverage = [
-        {"mode": mode, "shapes": alike({"a": one.statement(), "b": several.statement()})}
+        {"mode": mode, "shapes": shape_groups({"a": one.statement(), "b": several.statement()})}
         for mode in ("int8", "mxfp4")
     ]
     assert unmet_text(coverage) == "one shape alone was met by 1 module: a"
     assert mode_shapes_texts(coverage)[0].startswith(
         "shapes met in int8, mxfp4: 1 module 48 tokens"
     )
-    assert unmet_text([{"mode": "int8", "shapes": alike({"b": several.statement()})}]) == ""
+    assert unmet_text([{"mode": "int8", "shapes": shape_groups({"b": several.statement()})}]) == ""
     assert unmet_text([{"mode": "int8"}]) == ""

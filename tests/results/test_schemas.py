@@ -16,9 +16,9 @@ from jsonschema import Draft202012Validator
 from qgate.cli import main
 from qgate.gate.checks import Check
 from qgate.records import required_fields
-from qgate.results.other_tests import other_tests_record
+from qgate.results.files import CHECK_KEYS, HEADER_KEYS, REQUIRED, line
 from qgate.results.pictures import Picture
-from qgate.results.schema import CHECK_KEYS, HEADER_KEYS, REQUIRED, line
+from qgate.results.run_facts import other_tests_record
 from tests.page.gate_records import made_header, made_records
 from tests.results import schema_files
 from tests.results.making import header, record, write

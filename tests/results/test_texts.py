@@ -22,12 +22,10 @@ from qgate.results import (
     to_csv,
     worst_first,
 )
-from qgate.results.check_views import view_of
+from qgate.results.checks import view_of
 from qgate.results.ci import github_annotation
-from qgate.results.headlines import verdict_texts
-from qgate.results.schema import line, parse
-from qgate.results.summary import GateCounts, summarize_comparison
-from qgate.results.table import COLUMNS
+from qgate.results.files import COLUMNS, line, parse
+from qgate.results.summary import GateCounts, summarize_comparison, verdict_texts
 from tests.results.making import header, record
 
 ODD = "a|b`c\n<x>%:,\x1b[31m"

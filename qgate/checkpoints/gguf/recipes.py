@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import chain
 
-from qgate.text.numbers import percent
+from qgate.text.wording import percent
 
 CONFIGURATION = "gguf"
 """The name under which a checkpoint's configuration has the fields of its first head."""

@@ -42,7 +42,7 @@ from qgate.checkpoints.methods.surroundings import Surroundings
 from qgate.checkpoints.orders import order_faults
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightFigures
 from qgate.checkpoints.rows import WeightRows
-from qgate.text.numbers import decibels
+from qgate.text.wording import decibels
 
 GPTQ = "as GPTQ changes it"
 SCALED = "as AWQ or SmoothQuant changes it"

@@ -14,7 +14,7 @@ from qgate.checkpoints.record import CheckpointFinding
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.text import counted
-from qgate.text.numbers import megabytes
+from qgate.text.wording import megabytes
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 HALVES = ("BF16", "F16")

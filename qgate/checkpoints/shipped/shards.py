@@ -12,7 +12,7 @@ from qgate.checkpoints.shipped.files import ShippedFiles, differs, is_missing, s
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.wrong_files import NO_WEIGHTS
 from qgate.text import counted, one_line
-from qgate.text.numbers import megabytes
+from qgate.text.wording import megabytes
 
 INDEX = "model.safetensors.index.json"
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".npz", ".ckpt", ".h5")

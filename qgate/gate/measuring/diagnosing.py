@@ -21,7 +21,7 @@ from qgate.expected.distances import relative_error
 from qgate.expected.modules import exact_product
 from qgate.expected.searched_scales import scales_of
 from qgate.formats import Quantizer
-from qgate.gate.checks import Check
+from qgate.gate.checks import Check, Verdict
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.passes import fed, float64_array, flow, outer_tensors, shortened
 from qgate.gate.measuring.reproductions import (
@@ -34,7 +34,6 @@ from qgate.gate.measuring.reproductions import (
 )
 from qgate.gate.segments.code_faults import code_before, name_of
 from qgate.gate.segments.rows import IS_PLACE, IS_VAGUE, SAYS_NOTHING
-from qgate.gate.verdict import Verdict
 from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.explained import module_fault
 from qgate.kernel_checks.record import CheckFailure
@@ -44,8 +43,7 @@ from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import is_text
 from qgate.modes import Mode, Quantized
 from qgate.results.failure_causes import is_wrong_gradient
-from qgate.results.ranking import needs_accepted
-from qgate.results.scopes import scope_of
+from qgate.results.kinds import scope_of
 
 MOST_SITES, MOST_OF_GATE, MOST_TRIES = 8, 2, 4
 """Sites of a mode that are diagnosed, of a gate, and of a gate as long as none has words."""
@@ -312,7 +310,7 @@ def _entries(verdict: Verdict) -> Sequence[Check]:
     errors = [check for check in of_tensors if check.limit.is_accepted]
     gradients = [check for check in errors if is_wrong_gradient(vars(check))]
     likely = sorted(
-        local, key=lambda c: (needs_accepted(vars(c)), c.order, not c.about.against_noise)
+        local, key=lambda c: (c.limit.needs_accepted, c.order, not c.about.against_noise)
     )
     for check in likely or sorted(gradients, key=lambda c: -c.order):
         first.setdefault(check.site, check)

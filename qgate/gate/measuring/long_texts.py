@@ -18,8 +18,7 @@ from qgate.gate.measured import Measured
 from qgate.metrics.intervals import mean_interval
 from qgate.models import Model
 from qgate.models.rows import is_text
-from qgate.results.pictures import LongTextPicture
-from qgate.results.tasks import LONG_TEXT, predicted_tokens
+from qgate.results.pictures import LONG_TEXT, LongTextPicture, predicted_tokens
 
 TOKENS = 4096
 _STRETCHES = 16

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from qgate import formats, modes
 from qgate.errors import QgateError, unknown
-from qgate.gate.accepted_rows import with_accepted
 from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, REFERENCE
-from qgate.gate.limits import Limits, room_for_few_tokens
+from qgate.gate.checks import Verdict, judge
+from qgate.gate.ledger import Which, with_accepted
 from qgate.gate.measured import Measured
 from qgate.gate.measuring import late
 from qgate.gate.measuring.bench import Bench
@@ -20,17 +20,15 @@ from qgate.gate.measuring.model_subject import ModelSubject
 from qgate.gate.measuring.own_code import own_code
 from qgate.gate.measuring.site_errors import differs, more_error
 from qgate.gate.measuring.suite_needs import SuiteNeeds
-from qgate.gate.policy import Policy
+from qgate.gate.policy import Limits, Policy, room_for_few_tokens
 from qgate.gate.sessions import GateSession, Outcome, Room, gate
-from qgate.gate.updating import Which
-from qgate.gate.verdict import Verdict, judge
 from qgate.loading import LateModule
 from qgate.models.task_metric import metric_name
 from qgate.modes import Mode
 from qgate.modes.formats import FP32
+from qgate.results.kinds import Tier, scope_of
+from qgate.results.pictures import LONG_TEXT
 from qgate.results.schema import Record
-from qgate.results.scopes import Tier, scope_of
-from qgate.results.tasks import LONG_TEXT
 
 if TYPE_CHECKING:
     from qgate.gate.measuring import diagnosing as diagnosing

@@ -14,7 +14,7 @@ from qgate.gate.measured import Measured
 from qgate.gate.measuring.pictures import error_picture
 from qgate.models import Model
 from qgate.models.rows import split_rows
-from qgate.results.scopes import TENSOR_METRICS, scope_of
+from qgate.results.kinds import TENSOR_METRICS, scope_of
 from qgate.stats import ErrorStats, errors, massive_beyond
 
 FLOOR = 1e-12

@@ -21,7 +21,7 @@ from qgate.metrics.intervals import grouped_mean, mean_interval
 from qgate.models.rows import token_ids
 from qgate.models.task_metric import TaskFigures, TaskMetric, metric_name, task_figures
 from qgate.modes import Mode
-from qgate.results.tasks import TaskSummary, kept_text
+from qgate.results.run_facts import TaskSummary, kept_text
 
 if TYPE_CHECKING:
     from qgate.engines import compute as compute

@@ -25,7 +25,7 @@ from qgate.models import Model, Site
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import row_count
 from qgate.modes import Quantized
-from qgate.results.met_shapes import ModuleShapes
+from qgate.results.coverage import ModuleShapes
 from qgate.text import listed
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from qgate.models.experts import chooses, routers_of
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import real_tokens, tensors_of, without_padding
 from qgate.models.sites import Site
-from qgate.results.met_shapes import ModuleShapes
+from qgate.results.coverage import ModuleShapes
 from qgate.text import listed
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ else:
 
 MOST_BYTES = 1 << 30
 """Bytes of tensors of one batch that may wait for the reference."""
-_HALVES = (torch.float16, torch.bfloat16)
 WHOLE = "whole samples"
 _MASSIVE_OWN = 2.0**-6
 """Share of a row's energy by which code of one's own in 16 bits may be off among massive values,

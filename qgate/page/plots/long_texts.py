@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qgate.charts import axes
-from qgate.charts.axes import BOTTOM, LEFT, RIGHT, TOP
-from qgate.charts.svg import brief, color, label, markers, path, polyline, times
-from qgate.results.pictures import LongTextPicture
-from qgate.results.tasks import predicted_tokens
+from qgate.charts import svg
+from qgate.charts.svg import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    TOP,
+    brief,
+    color,
+    label,
+    markers,
+    path,
+    polyline,
+    times,
+)
+from qgate.results.pictures import LongTextPicture, predicted_tokens
 
 
 def divergence_along(picture: LongTextPicture) -> str:
     """Draw the KL divergence of each stretch of tokens."""
     x = _tokens(picture)
-    y = axes.logarithmic(picture["kl"], BOTTOM, TOP + 16, "KL divergence (nat)")
+    y = svg.logarithmic(picture["kl"], BOTTOM, TOP + 16, "KL divergence (nat)")
     points = [
         (x.place(at), y.place(kl)) if kl > 0 else None
         for at, kl in zip(_middles(picture), picture["kl"], strict=True)
@@ -25,7 +35,7 @@ def divergence_along(picture: LongTextPicture) -> str:
     description = f"{len(points)} stretches of {picture['stretch']} tokens, {first} in the first, "
     description += f"{last} in the last."
     end, name = _end(picture, x)
-    return axes.panel(x, y, shapes + end, name, divergence_finding(picture), description)
+    return svg.panel(x, y, shapes + end, name, divergence_finding(picture), description)
 
 
 def loss_along(picture: LongTextPicture) -> str:
@@ -36,7 +46,7 @@ def loss_along(picture: LongTextPicture) -> str:
     edges = [[mean + sign * half for mean, half in pairs] for sign in (-1, 1)]
     values = [*picture["bits"], *edges[0], *edges[1]]
     room = 0.05 * (max(values) - min(values)) or 0.1
-    y = axes.linear(min(values) - room, max(values) + room, BOTTOM, TOP + 16, "bits per token", 6)
+    y = svg.linear(min(values) - room, max(values) + room, BOTTOM, TOP + 16, "bits per token", 6)
 
     def places(numbers: Sequence[float]) -> list[tuple[float, float]]:
         return [(x.place(at), y.place(n)) for at, n in zip(middles, numbers, strict=True)]
@@ -47,10 +57,10 @@ def loss_along(picture: LongTextPicture) -> str:
         polyline(places(picture["bits"])), stroke=color("blue"), stroke_width=1.4, fill="none"
     )
     end, name = _end(picture, x)
-    name += label(RIGHT, axes.STRIP, "shaded: 95 % of the reference", "end", fill="green")
+    name += label(RIGHT, svg.STRIP, "shaded: 95 % of the reference", "end", fill="green")
     description = f"{brief(picture['bits'][-1])} bits in the last stretch, "
     description += f"the reference has {brief(picture['reference'][-1])}."
-    return axes.panel(x, y, shapes + end, name, loss_finding(picture), description)
+    return svg.panel(x, y, shapes + end, name, loss_finding(picture), description)
 
 
 def divergence_finding(picture: LongTextPicture) -> str:
@@ -73,20 +83,20 @@ def loss_finding(picture: LongTextPicture) -> str:
     return f"Stops predicting at token {predicted:,} of {total:,}"
 
 
-def _tokens(picture: LongTextPicture) -> axes.Axis:
+def _tokens(picture: LongTextPicture) -> svg.Axis:
     total = picture["stretch"] * len(picture["kl"])
-    return axes.linear(0, total, LEFT, RIGHT, "token", 8)
+    return svg.linear(0, total, LEFT, RIGHT, "token", 8)
 
 
 def _middles(picture: LongTextPicture) -> list[float]:
     return [(number + 0.5) * picture["stretch"] for number in range(len(picture["kl"]))]
 
 
-def _end(picture: LongTextPicture, x: axes.Axis) -> tuple[str, str]:
+def _end(picture: LongTextPicture, x: svg.Axis) -> tuple[str, str]:
     """Draw a line where the mode stops predicting, if it does, and its name."""
     predicted = predicted_tokens(picture)
     if predicted >= picture["stretch"] * len(picture["bits"]):
         return "", ""
     at = x.place(predicted)
     name = label(min(at, RIGHT - 90), TOP + 9, "stops predicting", fill="red")
-    return axes.rule(at, TOP + 14, "red", "4 3"), name
+    return svg.rule(at, TOP + 14, "red", "4 3"), name

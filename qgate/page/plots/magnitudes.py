@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from qgate.charts import axes
-from qgate.charts.axes import BOTTOM, LEFT, RIGHT, TOP
-from qgate.charts.svg import box, color, cut_to_width, label, number, path, power
+from qgate.charts import svg
+from qgate.charts.svg import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    TOP,
+    box,
+    color,
+    cut_to_width,
+    label,
+    number,
+    path,
+    power,
+)
 from qgate.results.pictures import MagnitudePicture
 from qgate.text import rounded_percent
 
@@ -17,7 +28,7 @@ def magnitude_histogram(picture: MagnitudePicture) -> str:
     counts, low = picture["counts"], picture["low"]
     filled = [at for at, count in enumerate(counts) if count]
     first, last = (filled[0], filled[-1] + 1) if filled else (0, max(len(counts), 1))
-    edges, (tall,) = axes.merge_octaves(low, [counts], range(first, last))
+    edges, (tall,) = svg.merge_octaves(low, [counts], range(first, last))
     lowest, highest = float(edges[0]), float(edges[-1])
     ends = [picture["smallest"], picture["largest"]]
     near = [
@@ -25,22 +36,22 @@ def magnitude_histogram(picture: MagnitudePicture) -> str:
         for end in ends
     ]
     drawn_ends = [end for end in near if end is not None]
-    x = axes.octaves(
+    x = svg.octaves(
         min([lowest, *drawn_ends]) - 0.5, max([highest, *drawn_ends]) + 0.5, LEFT, RIGHT, "|x|"
     )
     unit = "elements" if edges.step == 1 else f"elements in {edges.step} octaves"
-    y = axes.log_count_axis(max(tall), BOTTOM, TOP + 16, unit)
-    bars = axes.octave_bars(edges, tall, x, y, 0.5 if len(tall) < 60 else 0.0)
+    y = svg.log_count_axis(max(tall), BOTTOM, TOP + 16, unit)
+    bars = svg.octave_bars(edges, tall, x, y, 0.5 if len(tall) < 60 else 0.0)
     shapes = path(bars, fill=color("blue"), data_bars="counts") + _range(near, x)
     description = (
         f"{sum(counts):,} values from 2^{lowest:g} to 2^{highest:g}, {picture['zeros']:,} zeros, "
         f"{picture['nonfinite']:,} not finite; {picture['saturated']:,} clipped, "
         f"{picture['flushed']:,} flushed to zero."
     )
-    return axes.panel(x, y, shapes, _names(picture, near), magnitudes_finding(picture), description)
+    return svg.panel(x, y, shapes, _names(picture, near), magnitudes_finding(picture), description)
 
 
-def _range(near: list[float | None], x: axes.Axis) -> str:
+def _range(near: list[float | None], x: svg.Axis) -> str:
     """Shade what is outside of the range, with a line where it ends."""
     boxes, lines = "", ""
     for end, far in zip(near, (x.start, x.end), strict=True):
@@ -74,7 +85,7 @@ def _names(picture: MagnitudePicture, near: list[float | None]) -> str:
         notes.append(f"zeros {rounded_percent(picture['zeros'] / total)}")
     if picture["nonfinite"]:
         notes.append(f"not finite {rounded_percent(picture['nonfinite'] / total)}")
-    return words + label(RIGHT, axes.STRIP, ", ".join(notes), "end", fill="muted") * bool(notes)
+    return words + label(RIGHT, svg.STRIP, ", ".join(notes), "end", fill="muted") * bool(notes)
 
 
 def _total(picture: MagnitudePicture) -> int:

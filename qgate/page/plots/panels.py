@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from qgate.charts.scale_curves import ScaleCurve, scale_curve, scale_finding
-from qgate.page.plots import _findings
-from qgate.page.plots.errors import density, error_by_magnitude, error_histogram, worst_channels
+from qgate.page.plots import errors
 from qgate.page.plots.long_texts import (
     divergence_along,
     divergence_finding,
@@ -26,7 +27,6 @@ from qgate.results.pictures import (
     LongTextPicture,
     MagnitudePicture,
     SweepPicture,
-    unpack_pictures,
 )
 from qgate.text import one_line
 
@@ -79,10 +79,10 @@ PICTURE_KINDS = {
     "errors": PictureKind(
         ErrorPicture,
         (
-            ("error_histogram", error_histogram, _findings.histogram_finding),
-            ("density", density, _findings.density_finding),
-            ("worst_channels", worst_channels, _findings.channels_finding),
-            ("error_by_magnitude", error_by_magnitude, _findings.magnitude_finding),
+            ("error_histogram", errors.error_histogram, errors.histogram_finding),
+            ("density", errors.density, errors.density_finding),
+            ("worst_channels", errors.worst_channels, errors.channels_finding),
+            ("error_by_magnitude", errors.error_by_magnitude, errors.magnitude_finding),
         ),
         {
             "rms": (0, _LARGEST),
@@ -141,9 +141,11 @@ NOTHING_TO_DRAW: dict[str, Callable[[Any], bool]] = {
 
 def panels_of(record: Mapping[str, Any]) -> tuple[list[Panel], list[str]]:
     """Draw the panels of a record, and say why others cannot be drawn; never raises."""
-    carried = unpack_pictures(record.get("pictures"))
+    carried = record.get("pictures")
     if carried is None:
         return [], []
+    if isinstance(carried, bytes):
+        carried = msgspec.json.decode(carried)  # as `qgate.page.runs` keeps them
     if not isinstance(carried, list | tuple):
         return [], ["the pictures of this record are no list"]
     panels: list[Panel] = []

@@ -128,8 +128,8 @@ def _read_lists(folder: Path) -> None:
 
 
 _RESULTS = (
-    "qgate.results.reading:read",
-    "qgate.results.reading:__iter__",
+    "qgate.results.files:read",
+    "qgate.results.files:__iter__",
     "qgate.results.schema:parse",
 )
 _SAID = (RefusedError,)

@@ -29,8 +29,7 @@ from qgate.dumps.tensor_saver_names import parse as known_name
 from qgate.engine.workers import Workers
 from qgate.errors import QgateError
 from qgate.formats import Quantizer
-from qgate.gate.limits import parse_bound
-from qgate.gate.policy import Policy
+from qgate.gate.policy import Policy, parse_bound
 from qgate.kernel_checks.accepted import hold_accepted
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.models import Sampling, load

@@ -1,14 +1,88 @@
-"""The figures of a check with their texts, written once: terminal, files and pages lay them out."""
+"""Checks as records have them: the order of the worst first, and their figures as texts.
+
+Texts are written once here: terminal, files and pages lay them out.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from qgate.metrics import METRICS
-from qgate.results.limit_kinds import limit_kind_of
+from qgate.results.kinds import limit_kind_of
 from qgate.text import change_figure, figures_apart, one_line, times_figure
+
+
+def is_counted(record: Mapping[str, Any]) -> bool:
+    """Tell if a record counts: that of a gate which failed as expected does not."""
+    return "xfailed" not in record
+
+
+def severity(check: Mapping[str, Any]) -> tuple[int, int, float]:
+    """Return a key that sorts the worst check last.
+
+    The order is: passed, failed without a number, over an accepted value, over a limit that needs
+    none or nothing in effect, not finite.
+    """
+    times = check["times"]
+    if check["passed"]:
+        return 0, 0, times or 0.0
+    worst = math.inf if times is None else times
+    kind, value = limit_kind_of(check["kind"]), check["value"]
+    if not kind.has_number:
+        return 1, kind.severity, math.inf if kind.severity else 0.0
+    if kind.is_nonfinite or value is None or not math.isfinite(value):
+        return 1, 3, worst
+    return 1, 1 if kind.needs_accepted else 2, worst
+
+
+def binding(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the binding check of a record: its worst failure, or the nearest to its limit."""
+    checks: list[Mapping[str, Any]] = record["checks"]
+    return checks[0] if len(checks) == 1 else max(checks, key=severity, default=None)
+
+
+def binding_checks(record: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the binding check of each metric of a record."""
+    binding_by_metric: dict[str, Mapping[str, Any]] = {}
+    for check in record["checks"]:
+        name = check["metric"]
+        if name not in binding_by_metric or severity(check) > severity(binding_by_metric[name]):
+            binding_by_metric[name] = check
+    return binding_by_metric
+
+
+def badness(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a key that sorts the worst record first: failed before passed, then by its check."""
+    check = binding(record)
+    worst = severity(check) if check else (0, 0, 0.0)
+    return (bool(record["passed"]), *(-figure for figure in worst))
+
+
+def rank(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the key of `badness`, with ties in order of execution and by name."""
+    names = (str(record[name]) for name in ("mode", "model", "site", "scope", "node"))
+    return (*badness(record), record.get("order", 0), *names)
+
+
+def worst_first(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return sorted(records, key=rank)
+
+
+def measured_sites(
+    records: Iterable[Mapping[str, Any]],
+) -> dict[str, dict[str, set[tuple[str, str, str]]]]:
+    """Return the compared (suite, site, scope) by model and name of accepted errors."""
+    by_model: dict[str, dict[str, set[tuple[str, str, str]]]] = {}
+    for record in records:
+        key = (record["suite"], record["site"], record["scope"])
+        title = record.get("title", record["mode"])
+        by_model.setdefault(record["model"], {}).setdefault(title, set()).add(key)
+    return by_model
+
+
+# Texts of a check ---------------------------------------------------------------------------------
 
 NOTHING = "-"
 _NOT_FINITE, _OVER_ZERO, _SAME, _IDEAL = "not finite", "over 0", "same", "ideal"
@@ -163,3 +237,20 @@ def decibels_over(check: Mapping[str, Any]) -> str:
     excess = 10 * (math.log10(value) - math.log10(bound)) + side * allowed
     texts = (f"{excess:.{digits}f}" for digits in range(1, 12))
     return next((text for text in texts if side * float(text) > allowed), f"{excess:.12f}")
+
+
+def junit_properties(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return pairs for `record_property`: the checked metrics of one comparison."""
+    where = one_line(f"{record['site']} {record['scope']}")
+    pairs = [
+        (f"qgate {where} {metric}".rstrip(), f"{verdict_word(check)}: {view_of(check).text()}")
+        for metric, check in binding_checks(record).items()
+    ]
+    about = [(f"qgate {name}", one_line(record[name])) for name in ("model", "mode", "layer")]
+    return [*about, *((name, one_line(value)) for name, value in pairs)]
+
+
+def verdict_word(check: Mapping[str, Any]) -> str:
+    if not check["passed"]:
+        return "failed"
+    return "improved" if check["improved"] else "passed"
