@@ -15,12 +15,18 @@ from qgate.page.terminal import (
     wrapped_lines,
     wrong_lines,
 )
-from qgate.results.extent import coverage_in, covered_texts, undeclared_texts
+from qgate.results.extent import (
+    coverage_in,
+    covered_texts,
+    extent_of,
+    lacks_gates,
+    partial_head,
+)
 from qgate.results.failure_causes import FailureCause
 from qgate.results.headlines import verdict_texts
 from qgate.results.met_shapes import unmet_text
 from qgate.results.power import least_power_text
-from qgate.results.run_facts import RUN_FACTS, is_warned
+from qgate.results.run_facts import RUN_FACTS
 from qgate.results.summary import Tally
 from qgate.text import beginning
 
@@ -36,12 +42,29 @@ def green_lines(
     details = [f"  {text}" for text in filter(None, (power_words, improved_text(tally)))]
     details += _unasked_texts(unasked)
     unmet = unmet_text(coverage_in(header))
-    undeclared = [f"  {words}" for words in (*undeclared_texts(header), unmet) if words]
+    noted = [f"  {words}" for words in (*_fact_texts(header, 2 * width - 2), unmet) if words]
     return [
         *wrapped_lines([verdict_texts(tally, header)[0]], width, "green"),
-        *wrapped_lines(undeclared, width, "yellow"),
+        *wrapped_lines(noted, width, "yellow"),
         *wrapped_lines(details, width),
     ]
+
+
+def _fact_texts(header: Mapping[str, Any], room: int) -> list[str]:
+    """Return warnings and notes, those that are longer than the room in brief."""
+    texts = []
+    for fact in RUN_FACTS:
+        # How much was compared stands in the verdict.
+        if not fact.tone_of(header) or fact.lines is covered_texts:
+            continue
+        lines = fact.lines(header)
+        if fact.brief is not None and max(map(len, lines), default=0) > room:
+            lines = [line + _REST for line in fact.brief(header)]
+        texts += [
+            beginning(line, room - len(_REST)) + _REST if len(line) > room else line
+            for line in lines
+        ]
+    return texts
 
 
 def red_lines(
@@ -51,28 +74,22 @@ def red_lines(
 
     folder   of the scripts that compare tensors again, from where the run was started
     """
-    width = max(width, NARROWEST)
     causes = tally.causes
     blocks = [
         line
         for number, cause in enumerate(causes[:_CAUSES])
         for line in _block("failed" if number else "cause", cause, width, folder)
     ]
-    facts = [fact for fact in RUN_FACTS if fact.tone_of(header) and fact.lines is not covered_texts]
-    yellow = [
-        beginning(text, width - len(_REST)) + _REST if len(text) > width else text
-        for fact in facts
-        for text in fact.lines(header)
-    ]
     return [
         *blocks,
         *hidden_cause_lines(len(causes) - _CAUSES),
+        *wrapped_lines(_unmeasured_texts(causes, header), width, "yellow"),
         *_refusal_lines(causes, width),
         *unknown_lines(tally, width),
         *partial_lines(header),
         *wrapped_lines([verdict_texts(tally, header)[0]], width, "red"),
         *wrong_lines(tally, width, header),
-        *wrapped_lines(yellow, width, "yellow"),
+        *wrapped_lines(_fact_texts(header, max(width, NARROWEST)), width, "yellow"),
     ]
 
 
@@ -92,6 +109,14 @@ def _block(word: str, cause: FailureCause, width: int, folder: str) -> list[Term
     ]
 
 
+def _unmeasured_texts(causes: Sequence[FailureCause], header: Mapping[str, Any]) -> list[str]:
+    """Say that a gate which was left out may name the cause, where no local error was found."""
+    is_sought = causes and not any(cause.suspect.is_local or cause.plan for cause in causes)
+    if not is_sought or not lacks_gates(extent_of(header)):
+        return []
+    return ["a gate that this run left out may name the cause: run all of the mode"]
+
+
 def _refusal_lines(causes: Sequence[FailureCause], width: int) -> list[TerminalLine]:
     """Say what to do about causes that no update accepts."""
     advice = [cause.suspect.advice for cause in causes if not cause.is_acceptable]
@@ -103,11 +128,11 @@ def _unasked_texts(unasked: Sequence[str]) -> list[str]:
     return [f"  not asked for: {', '.join(unasked)} (-v says how)"] if unasked else []
 
 
-def is_plainly_green(tally: Tally, header: Mapping[str, Any]) -> bool:
-    """Tell if all of a run was held and passed, under the limits that qgate ships."""
+def is_green(tally: Tally, header: Mapping[str, Any]) -> bool:
+    """Tell if all that a run held passed, and it came to its end; of a shard another tells."""
     return bool(
         tally.counts.passed
         and not (tally.counts.failed or tally.unknown)
         and not wrong_lines(tally, NARROWEST, header)
-        and not (is_warned(header) or header.get("shard"))
+        and not (header.get("shard") or partial_head(header))
     )

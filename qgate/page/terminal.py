@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,7 +32,11 @@ from qgate.text import counted, for_terminal, one_line
 
 Color = Literal["", "red", "green", "yellow"]
 NARROWEST = 60
+_NARROWEST_TEXT = 40
 _MODES, _CAUSES, _OTHERS = 10, 10, 5
+_COMMAND = re.compile(r"^ *[a-z ]+: python \S+$")
+_BOUND = ("%", ">", "<", "|")
+"""Signs that no line begins with: they belong to the number before them."""
 _NARROW_SITE = 24
 _WIDE_SITE = 32
 _LEAST_SITE = 12
@@ -58,11 +63,12 @@ class TerminalLine:
 
 
 def wrapped_lines(texts: Sequence[str], width: int, color: Color = "") -> list[TerminalLine]:
-    """Wrap texts between words."""
+    """Wrap texts between words; a command that is a line of its own stays whole, to be copied."""
+    width = max(width, _NARROWEST_TEXT)
     return [
         TerminalLine(line, color)
         for text in texts
-        for line in _folded(one_line(text), max(width, NARROWEST))
+        for line in ([one_line(text)] if _COMMAND.search(text) else _folded(one_line(text), width))
     ]
 
 
@@ -73,15 +79,28 @@ def error_lines(texts: Sequence[str]) -> list[TerminalLine]:
 
 def _folded(text: str, width: int) -> list[str]:
     lines, remaining = [], for_terminal(text)
+    indent = " " * (len(text) - len(text.lstrip(" ")) + 2)
     while len(remaining) > 4 * width or display_width(remaining) > width:
-        cut = remaining.rfind(" ", width // 3, width + 1)
-        # A word that is longer than half a line is cut where the line ends.
-        at = cut if cut > 0 else width
+        cut = _end_of_line(remaining, width, width // 3)
+        if not cut:
+            start = _end_of_line(remaining, width // 3, len(indent))
+            word = remaining[start:].split(maxsplit=1)[0]
+            cut = start if len(indent) + display_width(word) <= width else 0
+        # A word that is longer than a line is cut where the line ends.
+        at = cut or width
         while display_width(remaining[:at]) > width:
             at -= 1
         lines.append(remaining[:at])
-        remaining = for_terminal("  " + remaining[at:].lstrip())
+        remaining = for_terminal(indent + remaining[at:].lstrip())
     return [*lines, remaining]
+
+
+def _end_of_line(text: str, width: int, least: int) -> int:
+    """Return where the last space is that a line may end before; 0 where there is none."""
+    cut = text.rfind(" ", least, width + 1)
+    while cut > 0 and text[cut + 1 : cut + 2] in _BOUND:
+        cut = text.rfind(" ", least, cut)
+    return max(cut, 0)
 
 
 def summary(
@@ -96,7 +115,6 @@ def summary(
 
     Failures that follow from a cause are counted, and so are other tests: pytest names them.
     """
-    width = max(width, NARROWEST)
     causes = tally.causes
     lines = more_cause_lines(causes, width, rows)
     first = unknown_lines(tally, width)

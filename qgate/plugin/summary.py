@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError, sentence_of
 from qgate.loading import LateModule
-from qgate.page.brief import green_lines, is_plainly_green, red_lines
+from qgate.page.brief import green_lines, is_green, red_lines
 from qgate.page.runs import Run, read_run
 from qgate.page.terminal import (
     NARROWEST,
@@ -94,7 +94,8 @@ def _lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]], width: int) -> list
     tally = Tally(rows)
     if _is_short(run, tally):
         lines = green_lines(tally, width, run.header, [*run.selection.unasked])
-        return lines + wrapped_lines([f"  {text}" for text in _written(run)[-1:]], width)
+        closing = [*run.selection.notes, *run.unused, *run.underflow, *_written(run)[-1:]]
+        return lines + wrapped_lines([f"  {text}" for text in closing], width)
     set_up = error_lines(_first(set_up_lines(run.broken)))
     if _is_brief(run) and tally.counts.failed and not run.header.get("shard"):
         lines = red_lines(tally, width, run.header, _scripts_folder(run))
@@ -107,10 +108,9 @@ def _lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]], width: int) -> list
 
 
 def _is_short(run: SuiteRun, tally: Tally) -> bool:
-    """Tell if there is nothing to say but that all passed, and -v does not ask for the rest."""
-    news = run.errors or run.broken or run.updated or run.stale or run.unused or run.underflow
-    is_told = news or run.selection.notes
-    return _is_brief(run) and not is_told and is_plainly_green(tally, run.header)
+    """Tell if all that was held passed, and -v does not ask for the rest."""
+    news = run.errors or run.broken or run.updated or run.stale
+    return _is_brief(run) and not news and is_green(tally, run.header)
 
 
 def _is_brief(run: SuiteRun) -> bool:

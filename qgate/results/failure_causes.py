@@ -287,6 +287,10 @@ def causes_of_mode(
         explaining[0].same += relation == "same"
         if suspect.is_local and relation != "follows":
             explaining[0].note_layer(suspect)
+        for cause in explaining:
+            first = cause.suspect
+            if suspect.script and not first.script and suspect.node == first.node:
+                cause.suspect = first._replace(script=suspect.script)
     own = {cause.suspect.node for cause in causes}
     for cause in causes:
         cause.alike |= own

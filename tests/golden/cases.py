@@ -295,7 +295,20 @@ FAULTS = Group(
             _faulty(f"fault-{model}", model)
             for model in ("stack", "stack_one", "stack_two", "filters_one", "attention_one")
         ),
-        *(_faulty(f"fault-{model}-40", model, 40) for model in ("stack", "stack_two")),
+        *(
+            _faulty(f"fault-{model}-40", model, 40)
+            for model in (
+                "stack",
+                "stack_two",
+                "filters",
+                "filters_one",
+                "attention",
+                "attention_one",
+            )
+        ),
+        _faulty("fault-stack_two-x", "stack_two", more="-x"),
+        _faulty("fault-filters_one-k", "filters_one", more="-k test_outputs"),
+        _faulty("fault-filters-first", "filters", more="--layers first"),
     ),
     _prepare_faulty,
 )
