@@ -76,7 +76,8 @@ def tell(reporter: Any, run: SuiteRun) -> None:
         return
     models = joined_facts(run.parts).models
     about = ", ".join(f"{name} on {of['device']}" for name, of in sorted(models.items()))
-    reporter.section(for_terminal(one_line(f"qgate: {about or ', '.join(run.options.models)}")))
+    title = one_line(f"qgate: {about or ', '.join(run.options.models)}")
+    reporter.write_sep("=", for_terminal(title))
     rows, width = run.rows, reporter._tw.fullwidth
     for line in _lines(run, rows, width):
         _write(reporter, line.text, line.color)

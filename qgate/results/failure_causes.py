@@ -32,6 +32,11 @@ _ALIKE = 0.05
 """Distance of two figures that may be one, as a share of the larger."""
 _KINDS = ("layer", "gradient", "gate", "the logits", "the task")
 _MODES, _LONGEST_NAME, _LONGEST_WORDS = 3, 120, 400
+_SUBJECTS = (
+    "its ", "the ", "all ", "each ", "every ", "no ", "a ", "an ", "one ", "row ", "rows ",
+    "this ", "it ",
+)  # fmt: skip
+"""Words that a fault begins with which has a subject of its own, and stands behind a colon."""
 
 
 class Suspect(NamedTuple):
@@ -78,7 +83,8 @@ class Suspect(NamedTuple):
 
 def said_of(place: str, fault: str) -> str:
     """Write a place and its fault, which is said of the place, or a sentence by itself."""
-    return f"{place}{':' * fault.startswith(('its ', 'the '))} {fault}"
+    is_sentence = fault.startswith(_SUBJECTS) or fault[:1].isdigit()
+    return f"{place}{':' * is_sentence} {fault}"
 
 
 @dataclass
