@@ -95,7 +95,7 @@ def compare(args: argparse.Namespace, home: Path) -> None:
 
 def draw(args: argparse.Namespace, home: Path) -> None:
     write(home / "dump", args.tensors, args.elements, getattr(torch, args.dtype))
-    command = [sys.executable, "-m", "qgate", "draw", str(home / "dump")]
+    command = [sys.executable, "-m", "qgate", "dumps", "draw", str(home / "dump")]
     command += ["--output-dir", str(home / "draw"), "--jobs", str(args.jobs)]
     start = time.perf_counter()
     subprocess.run(command, check=True)
@@ -115,9 +115,9 @@ def memory(args: argparse.Namespace, home: Path) -> None:
         for noise, folder in zip((0, 0.01), folders, strict=True):
             for rank in range(ranks):
                 write(folder, each, 1024, torch.bfloat16, noise, rank=rank, world_size=ranks)
-        out, jobs = str(home / f"draw{ranks}"), str(args.jobs)
+        output, jobs = ["--output-dir", str(home / f"draw{ranks}")], str(args.jobs)
         commands = {
-            "draw, no pictures": ["draw", str(folders[0]), "--no-plots", "--output-dir", out],
+            "draw, no pictures": ["dumps", "draw", str(folders[0]), "--no-plots", *output],
             "compare": ["dumps", "compare", *map(str, folders)],
         }
         for name, command in commands.items():

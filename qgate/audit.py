@@ -122,7 +122,7 @@ class AuditHooks:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._record is not None:
-            terminalreporter.section("qgate audit")
+            terminalreporter.write_sep("=", "qgate audit")
             for line in summary_lines(self._record):
                 terminalreporter.write_line(for_terminal(line))
 

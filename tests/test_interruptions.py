@@ -111,7 +111,7 @@ def test_a_drawing_that_is_stopped_while_a_tensor_is_read_leaves_no_page(
     monkeypatch.setattr(torch.UntypedStorage, "__getitem__", signalled)
     monkeypatch.chdir(tmp_path)
     try:
-        ended = main(["draw", "dump", "--no-plots"])
+        ended = main(["dumps", "draw", "dump", "--no-plots"])
     except SystemExit as end:
         ended = end.code
     assert len(calls) >= 2

@@ -110,8 +110,8 @@ def _dumps(folder: Path) -> str:
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
     with qgate.collect(model, "dump", sites="linear", iterations=1, quant_type="mxfp8"):
         model(torch.randn(64, 64)).square().mean().backward()
-    _run_qgate("draw", "dump", "--output-dir", str(folder))
-    about = "Collected forward and backward: `qgate draw dump`."
+    _run_qgate("dumps", "draw", "dump", "--output-dir", str(folder))
+    about = "Collected forward and backward: `qgate dumps draw dump`."
     pictures = [folder / name for name in _OF_DUMPS]
     return _section("Tensors of a training step", about, folder / "index.html", pictures)
 

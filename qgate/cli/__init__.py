@@ -43,7 +43,7 @@ Fail a pull request when quantized numerics are worse than their format allows.
 
 GROUPS = {
     "gate": ("run", "report", "baselines", "check"),
-    "look": ("sweep", "activations", "layers", "collect", "dumps", "draw", "show"),
+    "look": ("sweep", "activations", "layers", "collect", "dumps", "show"),
     "checkpoints": ("checkpoint", "engines"),
     "maintenance": ("init", "doctor"),
 }

@@ -16,6 +16,7 @@ COMMANDS = {
     "capture": "qgate layers capture",
     "compare": "qgate layers compare",
     "calibrate": "qgate layers calibrate",
+    "draw": "qgate dumps draw",
     "results": "qgate report RESULTS ... --merge DIR",
 }
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from types import ModuleType
 
 
-def add_verbs(parser: argparse.ArgumentParser, modules: Mapping[str, ModuleType]) -> None:
+def add_verbs(
+    parser: argparse.ArgumentParser, modules: Mapping[str, ModuleType]
+) -> argparse._SubParsersAction[argparse.ArgumentParser]:
     """Add a verb for each module, whose docstring is its help."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, module in modules.items():
@@ -20,3 +22,4 @@ def add_verbs(parser: argparse.ArgumentParser, modules: Mapping[str, ModuleType]
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.arguments(verb)
+    return verbs

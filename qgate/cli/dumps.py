@@ -1,5 +1,6 @@
-"""List, check, compare, merge and convert dumps of tensors.
+"""Draw, list, check, compare, merge and convert dumps of tensors.
 
+  qgate dumps draw DIR --output-dir draw     overflow, distributions, formats: pictures on a page
   qgate dumps ls DIR --where 'layer=3,name=grad_*'
   qgate dumps info DIR
   qgate dumps verify DIR                     a problem per line; exit status 1 if there is one
@@ -9,7 +10,7 @@
   qgate dumps watch DIR --expect 100 --timeout 600
 
 DIR is a dump that `qgate collect` wrote, or a folder of megatron-tensor-saver, as a path or URL
-(s3://bucket/run). OUT and FOLDER may be URLs, too.
+(s3://bucket/run). OUT and FOLDER may be URLs, too. `qgate help dumps VERB` says more of each.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from qgate.cli import _draw
 from qgate.cli._console import add_json, print_json, table_text
 from qgate.cli._dump_selection import add_selection, selected_fields
 from qgate.cli._progress import progress
+from qgate.cli._verbs import add_verbs
 from qgate.cli._workers import add_limit, add_workers, from_one, from_zero, workers_from
 from qgate.errors import QgateError
 from qgate.text import listed, one_line
@@ -50,7 +53,7 @@ _ORIGINS = {
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = add_verbs(parser, {"draw": _draw})
     listing = verbs.add_parser("ls", help="list the tensors, one per row")
     info = verbs.add_parser("info", help="show totals, sizes and what is missing")
     verify = verbs.add_parser("verify", help="check that all tensors are as they were written")
@@ -103,6 +106,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     verbs = {
+        "draw": _draw.run,
         "ls": _list,
         "info": _info,
         "verify": _verify,

@@ -44,6 +44,10 @@ _PHONE_TOKENS = {"sample": 22, "position": 24, "A less B": 27, "share of k3": 27
 _PHONE_WEIGHTS = {"weight": 50, "it is": 25, "relative error": 25}
 _PHONE_SITES = {"tensor": 52, "difference": 24, "relative MSE": 24}
 _ORIGINS = {"local": "starts here", "carried": "carried", "enters": "enters here"}
+_CARRIED = (
+    "k3 is exp(d) - 1 - d of the difference d of two log-probabilities: 0 where they are equal; "
+    "its mean over tokens that B drew estimates the KL divergence. A share is that of its sum."
+)
 _ESTIMATES = "The ± is half of a 95 % interval. KL and k3 are from B to A, in nats per token."
 
 _NO_MODULES = "Modules are compared where both engines are dumps."
@@ -99,7 +103,7 @@ def _sections(record: EnginesRecord) -> Iterator[Section]:
     tokens = [_token(carrier) for carrier in figures.carriers]
     yield Section(
         anchor="tokens", title="Tokens that carry most of the difference", link="Worst tokens",
-        total=len(tokens), empty="All tokens have equal log-probabilities.",
+        total=len(tokens), about=_CARRIED, empty="All tokens have equal log-probabilities.",
         tables=[SectionTable(
             head=_TOKEN_HEAD, rows=tokens, words=1, label="tokens", name="worst-tokens",
             narrow=_PHONE_TOKENS,

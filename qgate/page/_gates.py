@@ -344,6 +344,8 @@ def _block(run: Run, gate: RecordedGate, rows: int, *, is_open: bool) -> dict[st
     cause = cause_of(run.causes, gate.node)
     if cause is not None and cause.suspect.node == gate.node:
         steps.insert(0, ("enters at", cause.place, True))
+        if cause.suspect.code:
+            steps.insert(1, ("code", cause.suspect.code, True))
     if script_folder:
         steps.append(
             ("compare the tensors again", f"python qgate-out/repro/{script_folder}/run.py", True)

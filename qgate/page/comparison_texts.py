@@ -71,7 +71,10 @@ def diagnosis(comparison: RunComparison) -> tuple[str, str]:
         places = counted(counts["worse"], "place")
         return f"{places} got worse, most {one_line(row.site)} ({mode_text(row)}{change})", "warn"
     if counts["gone"] or counts["new"]:
-        return f"Nothing got worse; {counts['gone']:,} places are gone, {counts['new']:,} new", ""
+        verb = "is" if counts["gone"] == 1 else "are"
+        others = f"{counted(counts['gone'], 'place')} {verb} gone, {counts['new']:,} new"
+        is_apart = counts["gone"] + counts["new"] == len(comparison.rows)
+        return f"{'Nothing can be compared' if is_apart else 'Nothing got worse'}; {others}", ""
     better = f", {counted(counts['better'], 'place')} got better" if counts["better"] else ""
     return f"Nothing got worse{better}", "good"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from qgate.metrics import METRICS
 from qgate.results.coverage import (
     coverage_in,
     covered_texts,
+    extent_of,
+    lacks_gates,
+    partial_head,
     partial_text,
-    undeclared_texts,
     unmet_text,
 )
 from qgate.results.failure_causes import FailureCause
@@ -23,7 +26,6 @@ from qgate.results.run_facts import (
     RUN_FACTS,
     ended_badly,
     is_finished,
-    is_warned,
     least_power_text,
     other_test_lines,
     other_tests_of,
@@ -34,7 +36,11 @@ from qgate.text import beginning, counted, for_terminal, one_line
 
 Color = Literal["", "red", "green", "yellow"]
 NARROWEST = 60
+_NARROWEST_TEXT = 40
 _MODES, _CAUSES, _OTHERS = 10, 10, 5
+_COMMAND = re.compile(r"^ *[a-z ]+: python \S+$")
+_BOUND = ("%", ">", "<", "|")
+"""Signs that no line begins with: they belong to the number before them."""
 _NARROW_SITE = 24
 _WIDE_SITE = 32
 _LEAST_SITE = 12
@@ -61,11 +67,12 @@ class TerminalLine:
 
 
 def wrapped_lines(texts: Sequence[str], width: int, color: Color = "") -> list[TerminalLine]:
-    """Wrap texts between words."""
+    """Wrap texts between words; a command that is a line of its own stays whole, to be copied."""
+    width = max(width, _NARROWEST_TEXT)
     return [
         TerminalLine(line, color)
         for text in texts
-        for line in _folded(one_line(text), max(width, NARROWEST))
+        for line in ([one_line(text)] if _COMMAND.search(text) else _folded(one_line(text), width))
     ]
 
 
@@ -76,15 +83,28 @@ def error_lines(texts: Sequence[str]) -> list[TerminalLine]:
 
 def _folded(text: str, width: int) -> list[str]:
     lines, remaining = [], for_terminal(text)
+    indent = " " * (len(text) - len(text.lstrip(" ")) + 2)
     while len(remaining) > 4 * width or display_width(remaining) > width:
-        cut = remaining.rfind(" ", width // 3, width + 1)
-        # A word that is longer than half a line is cut where the line ends.
-        at = cut if cut > 0 else width
+        cut = _end_of_line(remaining, width, width // 3)
+        if not cut:
+            start = _end_of_line(remaining, width // 3, len(indent))
+            word = remaining[start:].split(maxsplit=1)[0]
+            cut = start if len(indent) + display_width(word) <= width else 0
+        # A word that is longer than a line is cut where the line ends.
+        at = cut or width
         while display_width(remaining[:at]) > width:
             at -= 1
         lines.append(remaining[:at])
-        remaining = for_terminal("  " + remaining[at:].lstrip())
+        remaining = for_terminal(indent + remaining[at:].lstrip())
     return [*lines, remaining]
+
+
+def _end_of_line(text: str, width: int, least: int) -> int:
+    """Return where the last space is that a line may end before; 0 where there is none."""
+    cut = text.rfind(" ", least, width + 1)
+    while cut > 0 and text[cut + 1 : cut + 2] in _BOUND:
+        cut = text.rfind(" ", least, cut)
+    return max(cut, 0)
 
 
 def summary(
@@ -99,7 +119,6 @@ def summary(
 
     Failures that follow from a cause are counted, and so are other tests: pytest names them.
     """
-    width = max(width, NARROWEST)
     causes = tally.causes
     lines = more_cause_lines(causes, width, rows)
     first = unknown_lines(tally, width)
@@ -465,12 +484,29 @@ def green_lines(
     details = [f"  {text}" for text in filter(None, (power_words, improved_text(tally)))]
     details += [f"  not asked for: {', '.join(unasked)} (-v says how)"] if unasked else []
     unmet = unmet_text(coverage_in(header))
-    undeclared = [f"  {words}" for words in (*undeclared_texts(header), unmet) if words]
+    noted = [f"  {words}" for words in (*_fact_texts(header, 2 * width - 2), unmet) if words]
     return [
         *wrapped_lines([verdict_texts(tally, header)[0]], width, "green"),
-        *wrapped_lines(undeclared, width, "yellow"),
+        *wrapped_lines(noted, width, "yellow"),
         *wrapped_lines(details, width),
     ]
+
+
+def _fact_texts(header: Mapping[str, Any], room: int) -> list[str]:
+    """Return warnings and notes, those that are longer than the room in brief."""
+    texts = []
+    for fact in RUN_FACTS:
+        # How much was compared stands in the verdict.
+        if not fact.tone_of(header) or fact.lines is covered_texts:
+            continue
+        lines = fact.lines(header)
+        if fact.brief is not None and max(map(len, lines), default=0) > room:
+            lines = [line + _REST for line in fact.brief(header)]
+        texts += [
+            beginning(line, room - len(_REST)) + _REST if len(line) > room else line
+            for line in lines
+        ]
+    return texts
 
 
 def red_lines(
@@ -480,28 +516,22 @@ def red_lines(
 
     folder   of the scripts that compare tensors again, from where the run was started
     """
-    width = max(width, NARROWEST)
     causes = tally.causes
     blocks = [
         line
         for number, cause in enumerate(causes[:_CAUSES])
         for line in _cause_block("failed" if number else "cause", cause, width, folder)
     ]
-    facts = [fact for fact in RUN_FACTS if fact.tone_of(header) and fact.lines is not covered_texts]
-    yellow = [
-        beginning(text, width - len(_REST)) + _REST if len(text) > width else text
-        for fact in facts
-        for text in fact.lines(header)
-    ]
     return [
         *blocks,
         *hidden_cause_lines(len(causes) - _CAUSES),
+        *wrapped_lines(_unmeasured_texts(causes, header), width, "yellow"),
         *_refusal_lines(causes, width),
         *unknown_lines(tally, width),
         *partial_lines(header),
         *wrapped_lines([verdict_texts(tally, header)[0]], width, "red"),
         *wrong_lines(tally, width, header),
-        *wrapped_lines(yellow, width, "yellow"),
+        *wrapped_lines(_fact_texts(header, max(width, NARROWEST)), width, "yellow"),
     ]
 
 
@@ -521,6 +551,14 @@ def _cause_block(word: str, cause: FailureCause, width: int, folder: str) -> lis
     ]
 
 
+def _unmeasured_texts(causes: Sequence[FailureCause], header: Mapping[str, Any]) -> list[str]:
+    """Say that a gate which was left out may name the cause, where no local error was found."""
+    is_sought = causes and not any(cause.suspect.is_local or cause.plan for cause in causes)
+    if not is_sought or not lacks_gates(extent_of(header)):
+        return []
+    return ["a gate that this run left out may name the cause: run all of the mode"]
+
+
 def _refusal_lines(causes: Sequence[FailureCause], width: int) -> list[TerminalLine]:
     """Say what to do about causes that no update accepts."""
     advice = [cause.suspect.advice for cause in causes if not cause.is_acceptable]
@@ -528,11 +566,11 @@ def _refusal_lines(causes: Sequence[FailureCause], width: int) -> list[TerminalL
     return wrapped_lines([f"cannot be accepted: {texts}"] if texts else [], width, "red")
 
 
-def is_plainly_green(tally: Tally, header: Mapping[str, Any]) -> bool:
-    """Tell if all of a run was held and passed, under the limits that qgate ships."""
+def is_green(tally: Tally, header: Mapping[str, Any]) -> bool:
+    """Tell if all that a run held passed, and it came to its end; of a shard another tells."""
     return bool(
         tally.counts.passed
         and not (tally.counts.failed or tally.unknown)
         and not wrong_lines(tally, NARROWEST, header)
-        and not (is_warned(header) or header.get("shard"))
+        and not (header.get("shard") or partial_head(header))
     )

@@ -26,6 +26,7 @@ from qgate.plugin.runs import (
 )
 from qgate.text import one_line
 
+_CHECK_FAILURE = "qgate.testing.CheckFailure: "
 _UNUSED = "the gate of this test was never asked: nothing was compared"
 
 
@@ -33,13 +34,15 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
     """Put the records of a gate on the report of its call, which crosses processes.
 
     What was raised while a gate computed makes the test an error. The first line is all that the
-    short summary and JUnit show, and needs no name of an exception.
+    short summary and JUnit show, and needs no name of an exception, also of `check_kernel`.
     """
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        crash.message = crash.message.removeprefix(_CHECK_FAILURE)
     if item.get_closest_marker("qgate") is None:
         return
     # Not by keywords: those of a report have the names of modules and folders among them.
     report.qgate_gate = True  # type: ignore[attr-defined]
-    crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
         crash.message = crash.message.removeprefix("Failed: ").partition("\n")[0]
     outcomes = item.stash.get(OUTCOMES, None)

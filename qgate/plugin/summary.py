@@ -16,7 +16,7 @@ from qgate.page.terminal import (
     TerminalLine,
     error_lines,
     green_lines,
-    is_plainly_green,
+    is_green,
     lines_without_records,
     red_lines,
     summary,
@@ -77,7 +77,8 @@ def tell(reporter: Any, run: SuiteRun) -> None:
         return
     models = joined_facts(run.parts).models
     about = ", ".join(f"{name} on {of['device']}" for name, of in sorted(models.items()))
-    reporter.section(for_terminal(one_line(f"qgate: {about or ', '.join(run.options.models)}")))
+    title = one_line(f"qgate: {about or ', '.join(run.options.models)}")
+    reporter.write_sep("=", for_terminal(title))
     rows, width = run.rows, reporter._tw.fullwidth
     for line in _lines(run, rows, width):
         _write(reporter, line.text, line.color)
@@ -95,7 +96,8 @@ def _lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]], width: int) -> list
     tally = Tally(rows)
     if _is_short(run, tally):
         lines = green_lines(tally, width, run.header, [*run.selection.unasked])
-        return lines + wrapped_lines([f"  {text}" for text in _written(run)[-1:]], width)
+        closing = [*run.selection.notes, *run.unused, *run.underflow, *_written(run)[-1:]]
+        return lines + wrapped_lines([f"  {text}" for text in closing], width)
     set_up = error_lines(_first(set_up_lines(run.broken)))
     if _is_brief(run) and tally.counts.failed and not run.header.get("shard"):
         lines = red_lines(tally, width, run.header, _scripts_folder(run))
@@ -108,10 +110,9 @@ def _lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]], width: int) -> list
 
 
 def _is_short(run: SuiteRun, tally: Tally) -> bool:
-    """Tell if there is nothing to say but that all passed, and -v does not ask for the rest."""
-    news = run.errors or run.broken or run.updated or run.stale or run.unused or run.underflow
-    is_told = news or run.selection.notes
-    return _is_brief(run) and not is_told and is_plainly_green(tally, run.header)
+    """Tell if all that was held passed, and -v does not ask for the rest."""
+    news = run.errors or run.broken or run.updated or run.stale
+    return _is_brief(run) and not news and is_green(tally, run.header)
 
 
 def _is_brief(run: SuiteRun) -> bool:

@@ -588,14 +588,14 @@ def lacks_gates(extent: RunExtent | None) -> bool:
     return any(group["cause"] not in (NOT_COMPARED, UNHELD) for group in groups)
 
 
-def extent_text(header: Mapping[str, Any]) -> str:
+def extent_text(header: Mapping[str, Any], *, names: bool = True) -> str:
     """Write `gates held: 6 of 12; 6 left out by --layers first (int8 at layers.1, layers.2)`."""
     extent = extent_of(header)
     if extent is None:
         return ""
     held = f"gates held: {extent['judged']:,} of {extent['gates']:,}"
     head = held if extent["gates"] else "this run has no gates"
-    return "; ".join([head, *omitted_texts(extent)])
+    return "; ".join([head, *omitted_texts(extent, names=names)])
 
 
 def partial_head(header: Mapping[str, Any]) -> str:
@@ -658,14 +658,15 @@ def undeclared_texts(header: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def omitted_texts(extent: RunExtent) -> list[str]:
+def omitted_texts(extent: RunExtent, *, names: bool = True) -> list[str]:
     """Write one text per cause and reason: how many gates, and some of the modes and layers."""
     by_reason: dict[tuple[str, str], list[OmittedGates]] = {}
     for group in extent["omitted"]:
         by_reason.setdefault((group["cause"], group["reason"]), []).append(group)
     several = len({group["model"] for group in extent["omitted"] if group["model"]}) > 1
     texts = [
-        _cause_text(cause, reason, groups, several) for (cause, reason), groups in by_reason.items()
+        _cause_text(cause, reason, groups, several, names=names)
+        for (cause, reason), groups in by_reason.items()
     ]
     hidden = sum(group["gates"] for groups in [*by_reason.values()][_CAUSES:] for group in groups)
     more = [f"{hidden:,} for {len(texts) - _CAUSES:,} other reasons"] * (len(texts) > _CAUSES)
@@ -681,7 +682,7 @@ def cause_text(cause: str, reason: str) -> str:
 
 
 def _cause_text(
-    cause: str, reason: str, groups: Sequence[OmittedGates], several_models: bool
+    cause: str, reason: str, groups: Sequence[OmittedGates], several_models: bool, *, names: bool
 ) -> str:
     count = sum(group["gates"] for group in groups)
     if cause in (NOT_COMPARED, UNHELD):
@@ -691,7 +692,7 @@ def _cause_text(
         files = f"all of {listed(places, _PLACES)} " if places else ""
         return f"{files}{cause_text(cause, reason)}"
     wheres = []
-    for group in groups:
+    for group in groups if names else ():
         subject = f"{group['model']} {group['mode']}" if several_models else group["mode"]
         layers = listed(group["places"], _PLACES)
         wheres.append(" at ".join(filter(None, [subject.strip(), layers])))

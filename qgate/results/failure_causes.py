@@ -30,6 +30,11 @@ _ALIKE = 0.05
 """Distance of two figures that may be one, as a share of the larger."""
 _KINDS = ("layer", "gradient", "gate", "the logits", "the task")
 _MODES, _LONGEST_NAME, _LONGEST_WORDS = 3, 120, 400
+_SUBJECTS = (
+    "its ", "the ", "all ", "each ", "every ", "no ", "a ", "an ", "one ", "row ", "rows ",
+    "this ", "it ",
+)  # fmt: skip
+"""Words that a fault begins with which has a subject of its own, and stands behind a colon."""
 
 
 class Suspect(NamedTuple):
@@ -76,7 +81,8 @@ class Suspect(NamedTuple):
 
 def said_of(place: str, fault: str) -> str:
     """Write a place and its fault, which is said of the place, or a sentence by itself."""
-    return f"{place}{':' * fault.startswith(('its ', 'the '))} {fault}"
+    is_sentence = fault.startswith(_SUBJECTS) or fault[:1].isdigit()
+    return f"{place}{':' * is_sentence} {fault}"
 
 
 @dataclass
@@ -285,6 +291,10 @@ def causes_of_mode(
         explaining[0].same += relation == "same"
         if suspect.is_local and relation != "follows":
             explaining[0].note_layer(suspect)
+        for cause in explaining:
+            first = cause.suspect
+            if suspect.script and not first.script and suspect.node == first.node:
+                cause.suspect = first._replace(script=suspect.script)
     own = {cause.suspect.node for cause in causes}
     for cause in causes:
         cause.alike |= own

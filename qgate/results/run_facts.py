@@ -549,6 +549,7 @@ class RunFact:
     key      the field of the header; empty for one that is a part of another
     merge    joins what two parts of a run say of it
     lines    its sentences
+    brief    its sentences without names, for one who does not ask for all
     tone     a warning, which no plainly green run has, a note, or nothing of both
     table    its section on the page; None where there is nothing to show
     is_long  only who asks for all sees its sentences
@@ -557,6 +558,7 @@ class RunFact:
     key: str = ""
     merge: Callable[[Any, Any], Any] | None = None
     lines: Callable[[Header], Sequence[str]]
+    brief: Callable[[Header], Sequence[str]] | None = None
     tone: Tone | Callable[[Header], Tone] = ""
     table: Callable[[Header], FactTable | None] | None = None
     is_long: bool = False
@@ -566,11 +568,6 @@ class RunFact:
         if not isinstance(self.tone, str):
             return self.tone(header)
         return self.tone if not self.key or header.get(self.key) else ""
-
-
-def is_warned(header: Header) -> bool:
-    """Tell if a fact of a run is a warning."""
-    return any(fact.tone_of(header) == "warn" for fact in RUN_FACTS)
 
 
 def fact_tables(header: Header) -> list[FactTable]:
@@ -590,6 +587,10 @@ def _extent_tone(header: Header) -> Tone:
 def _extent_lines(header: Header) -> list[str]:
     """Write how many gates were held; a partial run that fails for it has an error that says so."""
     return [] if partial_text(header) else [*filter(None, [extent_text(header)])]
+
+
+def _brief_extent_lines(header: Header) -> list[str]:
+    return [] if partial_text(header) else [*filter(None, [extent_text(header, names=False)])]
 
 
 def _omitted(header: Header) -> FactTable | None:
@@ -755,7 +756,8 @@ def _places_text(limit: LooserLimit) -> str:
 
 RUN_FACTS: tuple[RunFact, ...] = (
     RunFact(
-        key="extent", merge=add_extents, lines=_extent_lines, tone=_extent_tone, table=_omitted,
+        key="extent", merge=add_extents, lines=_extent_lines, brief=_brief_extent_lines,
+        tone=_extent_tone, table=_omitted,
     ),
     RunFact(
         key="across_weights", merge=add_across_weights, lines=across_weights_texts, tone="warn",

@@ -42,7 +42,7 @@ def check_analysis(
             f"reads {expected!r}. Use that version, or analyze the {subject} again."
         )
     if kind != expected:
-        drawn = " qgate draw draws it." if kind == ANALYSIS else ""
+        drawn = " `qgate dumps draw` draws it." if kind == ANALYSIS else ""
         raise QgateError(f"{place!r} is no {what}: its kind is {kind!r}, not {expected!r}.{drawn}")
     missing = sorted(set(required_fields(hint)) - record.keys())
     if missing:

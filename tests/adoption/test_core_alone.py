@@ -131,7 +131,7 @@ CALLS = {
     "doctor": (["doctor"], None, ""),
     "baselines": (["baselines", "list"], 2, "safetensors is not installed: pip install 'pytest-qgate[gate]'"),
     "sweep": (["sweep", "x.npy"], 2, "is not installed: pip install 'pytest-qgate["),
-    "draw": (["draw", "."], 2, "is not installed: pip install 'pytest-qgate["),
+    "draw": (["dumps", "draw", "."], 2, "is not installed: pip install 'pytest-qgate["),
     "dumps": (["dumps", "ls", "."], 2, "is not installed: pip install 'pytest-qgate["),
     "checkpoint": (["checkpoint", "."], 2, "is not installed: pip install 'pytest-qgate["),
     "activations": (["activations", "--model", "tiny-llama"], 2, "is not installed: pip install 'pytest-qgate["),

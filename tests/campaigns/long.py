@@ -167,7 +167,7 @@ def _records(folder: Path, count: int, say: Progress) -> Tally:
                 file.write(f"{reached} {time.monotonic() - begun:.3f} {kilobytes}\n")
     tally = Tally(f"a dump of {per_step * steps} records", cases=per_step * steps)
     tally.failures += _judged(figures, "records", say)
-    for words in (("dumps", "verify", "dump"), ("draw", "dump", "--no-plots")):
+    for words in (("dumps", "verify", "dump"), ("dumps", "draw", "dump", "--no-plots")):
         begun = time.monotonic()
         done = subprocess.run([sys.executable, "-c", _MEASURED, *words], cwd=folder, text=True,
                               env=_environment(), capture_output=True, check=False)  # fmt: skip

@@ -254,7 +254,7 @@ def _drawn() -> int:
     return status or _COLLECT()
 
 
-_DRAW = qgate("draw", "dump", "--no-plots")
+_DRAW = qgate("dumps", "draw", "dump", "--no-plots")
 
 
 def _captured() -> int:

@@ -98,7 +98,7 @@ def test_a_finding_comes_before_what_it_moves_and_leaves_the_baseline_alone(
     before = (pair / "baselines" / "mine" / "accepted" / "weights.txt").read_bytes()
     (text,) = found(pair, child, updating="all")
     assert text.startswith(
-        f"{UP}.weight (checkpoint weights) all scales are 2 times too high: 44.6 dB worse than "
+        f"{UP}.weight (checkpoint weights): all scales are 2 times too high: 44.6 dB worse than "
         "ideal (+2 more failed checks)\n"
     )
     assert "mend what it names, or allow it by a rule of limits that says why" in text
@@ -143,7 +143,7 @@ def test_a_rule_that_says_why_allows_a_finding_at_a_site(
     child = planted(pair / "child", tmp_path / "child", ignore)
     texts = accept(child, pair / "parent", tmp_path / "baselines")
     assert [text.partition("\n")[0] for text in texts] == [
-        "re:.*visual.* (checkpoint accounting) this ignore pattern matches no module"
+        "re:.*visual.* (checkpoint accounting): this ignore pattern matches no module"
     ]
     rule = {"sites": "visual", "absolute": ["findings<1"], "reason": "there is no visual tower"}
     allowed = gates_of(child, pair / "parent", tmp_path / "baselines", {"rules": [rule]})
@@ -218,7 +218,7 @@ def test_a_layer_that_is_gone_fails_in_its_own_gate(pair: Path, tmp_path: Path) 
     assert gates.layers("checkpoint") == ["model.layers.0", "model.layers.1", "outside"]
     assert gates.weights("checkpoint", "model.layers.1").text.startswith("not measured at")
     assert (
-        "(checkpoint accounting) it is in the parent alone" in gates.accounting("checkpoint").text
+        "(checkpoint accounting): it is in the parent alone" in gates.accounting("checkpoint").text
     )
 
 
@@ -236,7 +236,7 @@ def test_without_a_parent_scales_and_tensors_are_judged(pair: Path, tmp_path: Pa
 
     child = planted(pair / "child", tmp_path / "child", spoil)
     (text,) = failures(gates_of(child, None, tmp_path / "alone"))
-    assert text.startswith(f"{UP}.weight (checkpoint weights) 1 of 128 scales are NaN or infinite")
+    assert text.startswith(f"{UP}.weight (checkpoint weights): 1 of 128 scales are NaN or infinite")
 
 
 def test_accepted_errors_beside_a_parent_need_one(pair: Path) -> None:

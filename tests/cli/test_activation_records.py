@@ -134,7 +134,7 @@ def test_what_needs_the_model_is_refused(
         ("", ["no record of activations"]),
         ("[1]", ["no record of activations"]),
         ("[" * 100_000, ["no record of activations"]),
-        ('{"kind": "qgate dump analysis 2"}', ["qgate draw"]),
+        ('{"kind": "qgate dump analysis 2"}', ["qgate dumps draw"]),
         ('{"kind": "qgate activations 9"}', ["qgate activations 9"]),
         ('{"kind": "qgate activations 2", "layers": []}', ["damaged", "panels"]),
         ('{"kind": "qgate activations 1", "layers": [NaN]}', ["NaN"]),

@@ -39,11 +39,11 @@ def test_no_command_has_more_than_twelve_options() -> None:
     assert too_many({("more",): thirteen}) == ["more"]
 
 
-def test_there_are_at_most_sixteen_commands_each_in_one_group(capsys: Capsys) -> None:
+def test_there_are_at_most_fourteen_commands_each_in_one_group(capsys: Capsys) -> None:
     names = {words[0] for words in LEAVES}
     grouped = [name for group in GROUPS.values() for name in group]
     assert sorted(grouped) == sorted(names)
-    assert 12 <= len(names) <= 16
+    assert 12 <= len(names) <= 14
     with pytest.raises(SystemExit):
         main(["--help"])
     lines = capsys.readouterr().out.splitlines()
@@ -72,7 +72,7 @@ def test_a_command_of_an_earlier_version_says_what_to_use(
 @pytest.mark.parametrize(
     ("line", "replacement"),
     [
-        ("draw dump --layer 3", "--where layer=N"),
+        ("dumps draw dump --layer 3", "--where layer=N"),
         ("dumps ls dump --quant-type=x", "--where quant_type=NAME"),
         ("dumps compare a b --engine ray", "--set engine=E, or engine in qgate.toml"),
         (
@@ -162,7 +162,7 @@ def test_conditions_of_one_field_are_alternatives() -> None:
     from qgate.cli._dump_selection import selected_fields
 
     words = ["--where", "layer=3,name=grad_*", "--where", "layer=4,layer-type=linear"]
-    args = parser().parse_args(["draw", "dump", *words])
+    args = parser().parse_args(["dumps", "draw", "dump", *words])
     assert selected_fields(args) == {
         "layer": [3, 4], "name": ["grad_*"], "layer_type": ["linear"],
     }  # fmt: skip

@@ -150,8 +150,8 @@ def test_numbers_are_short_and_exact(value: float, text: str) -> None:
     [
         (["dumsp", "x"], ["qgate: ", "'dumsp'", "Did you mean dumps?", "Allowed: activations,"]),
         (["dumps", "wacht"], ["qgate dumps: ", "'wacht'", "Did you mean watch?"]),
-        (["draw"], ["qgate draw: ", "required: DIR."]),
-        (["dumps"], ["qgate dumps: ", "required: VERB: ls, info, verify, compare"]),
+        (["dumps", "draw"], ["qgate dumps draw: ", "required: DIR."]),
+        (["dumps"], ["qgate dumps: ", "required: VERB: draw, ls, info, verify, compare"]),
         (
             ["dumps", "ls", "d", "--jsn"],
             ["qgate dumps ls: ", "Did you mean --json?", "`qgate dumps ls --help`"],
@@ -161,7 +161,7 @@ def test_numbers_are_short_and_exact(value: float, text: str) -> None:
             ["--colour", "never", "formats"],
             ["qgate: unrecognized arguments: --colour. Did you mean --color?"],
         ),
-        (["draw", "d", "--ouput-dir", "x"], ["--ouput-dir", "Did you mean --output-dir?"]),
+        (["dumps", "draw", "d", "--ouput-dir", "x"], ["--ouput-dir", "Did you mean --output-dir?"]),
         (["run", "--gate-frmo", "main"], ["qgate run: ", "Did you mean --gate-from?"]),
         (["activations", "--modle", "x"], ["qgate activations: ", "Did you mean --model?"]),
         (

@@ -1,4 +1,4 @@
-"""`qgate draw`: what they write, say, refuse and leave alone."""
+"""`qgate dumps draw`: what it writes, says, refuses and leaves alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from qgate.cli import draw, main
+from qgate.cli import _draw, main
 from qgate.drawing.compute import DrawingRequest, analyze_dump
 from qgate.drawing.findings import summary_line
 from qgate.drawing.page import SECTIONS
@@ -81,7 +81,7 @@ def drawn(dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     first = {picture.folder: picture for picture in reversed(PICTURES)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("qgate.drawing.plots.pictures.PICTURES", tuple(first.values()))
-        assert run("draw", dump, "--jobs", 2, "--output-dir", folder) == 0
+        assert run("dumps", "draw", dump, "--jobs", 2, "--output-dir", folder) == 0
     return folder
 
 
@@ -109,26 +109,26 @@ def test_every_picture_is_built_of_what_draw_analyzes(drawn: Path) -> None:
 
 
 def test_an_analysis_is_drawn_without_the_dump(dump: Path, here: Path, capsys: Capsys) -> None:
-    assert run("draw", dump, "--no-plots", "--output-dir", "a") == 0
+    assert run("dumps", "draw", dump, "--no-plots", "--output-dir", "a") == 0
     assert "60 tensors, 0 pictures: a/index.html" in capsys.readouterr().out
     assert not list(here.rglob("*.png"))
-    assert run("draw", "a/analysis.json", "--no-plots", "--output-dir", "b") == 0
+    assert run("dumps", "draw", "a/analysis.json", "--no-plots", "--output-dir", "b") == 0
     for name in ("tensor_stats.txt", "statistics/tensors.csv", "analysis.json"):
         assert Path("a", name).read_text() == Path("b", name).read_text()
 
 
 def test_quick_draws_one_picture(dump: Path, here: Path, capsys: Capsys) -> None:
-    assert run("draw", dump, "--quick", "--where", "layer=0") == 0
+    assert run("dumps", "draw", dump, "--quick", "--where", "layer=0") == 0
     written = {"quick_analysis.png", "tensor_stats.txt", "written.json"}
     assert {path.name for path in (here / "draw").iterdir()} == written
     assert (here / "draw/quick_analysis.png").stat().st_size > 10_000
     assert "30 tensors: draw/quick_analysis.png" in capsys.readouterr().out
-    assert run("draw", dump, "--no-plots") == 0, "it is qgate's"
-    assert run("draw", dump, "--quick", "--where", "layer=0") == 0
+    assert run("dumps", "draw", dump, "--no-plots") == 0, "it is qgate's"
+    assert run("dumps", "draw", dump, "--quick", "--where", "layer=0") == 0
     assert (here / "draw/index.html").is_file()
     (here / "foreign").mkdir()
     (here / "foreign/quick_analysis.png").write_text("mine")
-    refused = refusal(capsys, "draw", dump, "--quick", "--output-dir", "foreign")
+    refused = refusal(capsys, "dumps", "draw", dump, "--quick", "--output-dir", "foreign")
     assert "was not drawn by qgate" in refused
     assert (here / "foreign/quick_analysis.png").read_text() == "mine"
 
@@ -138,8 +138,8 @@ def test_quick_says_how_many_tensors_it_read(
     dump: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it `all values are finite` was said of a dump that had hardly been looked at."""
-    monkeypatch.setattr(draw, "_QUICK_TENSORS", 7)
-    assert run("draw", dump, "--quick", "--where", "layer=0") == 0
+    monkeypatch.setattr(_draw, "_QUICK_TENSORS", 7)
+    assert run("dumps", "draw", dump, "--quick", "--where", "layer=0") == 0
     assert "7 of 30 tensors were looked at, evenly spaced" in capsys.readouterr().out
     looked = analyze_dump(dump, request=DrawingRequest(tensors=7))
     assert summary_line(looked).startswith("7 of 60 tensors, evenly spaced, ")
@@ -148,7 +148,7 @@ def test_quick_says_how_many_tensors_it_read(
 @pytest.mark.usefixtures("here")
 def test_a_folder_of_the_megatron_tensor_saver_is_drawn(capsys: Capsys) -> None:
     known(Path("k"), torch.randn(16, 64).bfloat16(), counter=1)
-    assert run("draw", "k", "--no-plots") == 0
+    assert run("dumps", "draw", "k", "--no-plots") == 0
     assert "1 tensors, 0 pictures" in capsys.readouterr().out
 
 
@@ -168,7 +168,9 @@ def test_refused_options_write_nothing(
 ) -> None:
     Path("taken").write_text("mine")
     before = sorted(here.rglob("*"))
-    assert says in refusal(capsys, "draw", *(dump if arg == "DUMP" else arg for arg in args))
+    assert says in refusal(
+        capsys, "dumps", "draw", *(dump if arg == "DUMP" else arg for arg in args)
+    )
     assert sorted(here.rglob("*")) == before
 
 
@@ -178,7 +180,7 @@ def test_refused_options_write_nothing(
 )
 def test_options_that_are_no_numbers_are_refused(dump: Path, args: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        run("draw", dump, *args)
+        run("dumps", "draw", dump, *args)
     assert end.value.code == 2
 
 
@@ -186,7 +188,7 @@ def test_options_that_are_no_numbers_are_refused(dump: Path, args: list[str]) ->
 def test_a_foreign_page_is_left_alone(dump: Path, capsys: Capsys) -> None:
     Path("draw").mkdir()
     Path("draw/index.html").write_text("mine")
-    assert "index.html" in refusal(capsys, "draw", dump, "--no-plots")
+    assert "index.html" in refusal(capsys, "dumps", "draw", dump, "--no-plots")
     assert Path("draw/index.html").read_text() == "mine"
     assert [path.name for path in Path("draw").iterdir()] == ["index.html"]
 
@@ -196,11 +198,11 @@ def test_drawing_again_replaces_the_earlier_drawing(
     dump: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw_only(monkeypatch, "rank_analysis")
-    assert run("draw", dump) == 0
+    assert run("dumps", "draw", dump) == 0
     assert list(Path("draw").rglob("*.png"))
     assert "grad_input" in Path("draw/tensor_stats.txt").read_text()
     Path("draw/notes.txt").write_text("mine")
-    assert run("draw", dump, "--where", "operation=forward", "--no-plots") == 0
+    assert run("dumps", "draw", dump, "--where", "operation=forward", "--no-plots") == 0
     assert not list(Path("draw").rglob("*.png"))
     assert Path("draw/notes.txt").read_text() == "mine"
     assert "grad_input" not in Path("draw/tensor_stats.txt").read_text()
@@ -209,7 +211,7 @@ def test_drawing_again_replaces_the_earlier_drawing(
 @pytest.mark.usefixtures("here")
 def test_an_output_folder_that_cannot_be_made_is_named(dump: Path, capsys: Capsys) -> None:
     assert "/proc/drawn" in refusal(
-        capsys, "draw", dump, "--no-plots", "--output-dir", "/proc/drawn"
+        capsys, "dumps", "draw", dump, "--no-plots", "--output-dir", "/proc/drawn"
     )
 
 
@@ -220,7 +222,9 @@ def test_the_console_says_what_draw_skips(capsys: Capsys) -> None:
         writer.add(record(1, module="b"), torch.arange(9))
         stats = {"min": -2.0, "max": 3.0, "mean": 0.5, "std": 1.0}
         writer.add(record(2, module="c", dtype="bfloat16", shape=(8, 8), stats=stats))
-    assert run("draw", "d", "--no-plots", "--format", "nvfp4", "--compare", "nvfp4,hif8") == 0
+    assert (
+        run("dumps", "draw", "d", "--no-plots", "--format", "nvfp4", "--compare", "nvfp4,hif8") == 0
+    )
     out = capsys.readouterr().out
     assert "skipped tensors   1 tensors are left out, empty or without floating point" in out
     assert "skipped formats   nvfp4 in 1 of 2 tensors: 1 tensor kept without values" in out
@@ -234,7 +238,7 @@ def test_the_console_says_why_a_topic_has_no_pictures(
     with DumpWriter(Path("d")) as writer:
         writer.add(record(0, module="a"), torch.randn(4, 32).bfloat16())
     draw_only(monkeypatch, "rank_analysis", "overflow_analysis", "heatmaps")
-    assert run("draw", "d", "--format", "fp8_e4m3") == 0
+    assert run("dumps", "draw", "d", "--format", "fp8_e4m3") == 0
     out = capsys.readouterr().out
     assert "skipped pictures  rank_analysis: There is only one rank." in out
     assert "skipped pictures  overflow_analysis: Nothing overflows" in out
@@ -246,10 +250,10 @@ def test_the_console_says_why_a_topic_has_no_pictures(
 
 @pytest.mark.usefixtures("here")
 def test_an_analysis_in_a_bucket_is_drawn_again(dump: Path, memory: Any) -> None:
-    assert run("draw", dump, "--output-dir", "memory://a/draw", "--no-plots") == 0
+    assert run("dumps", "draw", dump, "--output-dir", "memory://a/draw", "--no-plots") == 0
     first = {name: memory.cat(name) for name in memory.find("/a")}
     again = "memory://a/draw/analysis.json"
-    assert run("draw", again, "--output-dir", "memory://a/draw", "--no-plots") == 0
+    assert run("dumps", "draw", again, "--output-dir", "memory://a/draw", "--no-plots") == 0
     assert {name: memory.cat(name) for name in memory.find("/a")} == first
     assert {"/a/draw/index.html", "/a/draw/written.json"} < first.keys()
 
@@ -257,16 +261,21 @@ def test_an_analysis_in_a_bucket_is_drawn_again(dump: Path, memory: Any) -> None
 @pytest.mark.usefixtures("here")
 def test_a_foreign_page_in_a_bucket_is_left_alone(dump: Path, memory: Any, capsys: Capsys) -> None:
     memory.pipe("/a/index.html", b"mine")
-    assert "was not drawn by qgate" in refusal(capsys, "draw", dump, "--output-dir", "memory://a")
+    assert "was not drawn by qgate" in refusal(
+        capsys, "dumps", "draw", dump, "--output-dir", "memory://a"
+    )
     assert memory.cat("/a/index.html") == b"mine"
 
 
 @proof
 @pytest.mark.usefixtures("here")
 def test_quick_draws_into_a_bucket(dump: Path, memory: Any, capsys: Capsys) -> None:
-    assert run("draw", dump, "--quick", "--where", "layer=0", "--output-dir", "memory://c/d") == 0
+    assert (
+        run("dumps", "draw", dump, "--quick", "--where", "layer=0", "--output-dir", "memory://c/d")
+        == 0
+    )
     assert memory.cat("/c/d/quick_analysis.png").startswith(b"\x89PNG")
-    refused = refusal(capsys, "draw", dump, "--quick", "--output-dir", "foo://a")
+    refused = refusal(capsys, "dumps", "draw", dump, "--quick", "--output-dir", "foo://a")
     assert "foo:// is not known" in refused
 
 
@@ -283,7 +292,7 @@ def test_a_bucket_that_refuses_is_named(
 
     monkeypatch.setattr(type(memory), "_open", refuse)
     told = refusal(
-        capsys, "draw", dump, "--quick", "--where", "layer=0", "--output-dir", "memory://a"
+        capsys, "dumps", "draw", dump, "--quick", "--where", "layer=0", "--output-dir", "memory://a"
     )
     assert "Access Denied" in told
     assert "memory://a/" in told

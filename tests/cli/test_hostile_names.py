@@ -47,12 +47,13 @@ CASES = {
     ],
     "collect": ["collect --dir collected --watch-underflow -- hostile_model.py"],
     "doctor": ["doctor", "doctor --json"],
-    "draw": ["draw dump other --output-dir drawn --no-plots", "draw drawn/analysis.json --output-dir again --no-plots", "draw dump --quick --output-dir quickly"],
     "dumps": [
         "dumps ls dump --limit 100", "dumps ls dump --json", "dumps info dump", "dumps info dump --json",
         "dumps verify dump", "dumps compare dump other", "dumps compare dump other --json",
         "dumps merge dump --output merged", "dumps export dump --output exported",
         "dumps watch dump --expect 50 --timeout 0", "dumps ls dump --where name=x",
+        "dumps draw dump other --output-dir drawn --no-plots", "dumps draw dump --quick --output-dir quickly",
+        "dumps draw drawn/analysis.json --output-dir again --no-plots",
     ],
     "engines": [
         "engines engines/trainer.npz engines/rollout.npz --output-dir eng",

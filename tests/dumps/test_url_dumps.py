@@ -226,7 +226,7 @@ def test_every_verb_says_of_a_url_what_it_says_of_a_folder(
         (("dumps", "compare", "DIR", here, "--relative-mse", "0"), 0),
         (("dumps", "watch", "DIR", "--expect", "24"), 0),
         (("dumps", "export", "DIR", "--output", "OUT"), 0),
-        (("draw", "DIR", "--no-plots", "--output-dir", "OUT"), 0),
+        (("dumps", "draw", "DIR", "--no-plots", "--output-dir", "OUT"), 0),
     ):
         said = []
         for place, out in ((here, "h"), (url, "u")):
@@ -236,7 +236,7 @@ def test_every_verb_says_of_a_url_what_it_says_of_a_folder(
             told = capsys.readouterr().out.replace(place, "DIR").replace(here, "DIR")
             said.append(told.replace(f"{out}{argv[1]}", "OUT"))
         assert said[0] == said[1], argv
-    drawn = [json.loads(Path(f"{side}DIR", "analysis.json").read_text()) for side in "hu"]
+    drawn = [json.loads(Path(f"{side}draw", "analysis.json").read_text()) for side in "hu"]
     assert drawn[0]["tensors"] == drawn[1]["tensors"]
     exported = [{p.name: torch.load(p) for p in Path(f"{side}export").iterdir()} for side in "hu"]
     assert exported[0].keys() == exported[1].keys()
@@ -334,7 +334,7 @@ def test_what_cannot_be_opened_is_told(
     with pytest.raises(QgateError, match=words):
         Dump.open(url)
     assert main(["dumps", "info", url]) == 2
-    assert main(["draw", url, "--quick"]) == 2
+    assert main(["dumps", "draw", url, "--quick"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 

@@ -158,11 +158,11 @@ DUMPS = Group(
         step("dumps-export", "qgate dumps export dumps/faulty --output exported --where layer=1,sample=0,rank=0"),
         step("dumps-verify-damaged", "qgate dumps verify damaged"),
         step("dumps-ls-unknown", "qgate dumps ls dumps/faulty --where name=wieght"),
-        step("draw-quick", "qgate draw dumps/faulty --quick --output-dir quick", strip="quick"),
-        step("draw", "qgate draw dumps/faulty --output-dir drawn", strip="drawn"),
-        step("draw-compare", "qgate draw dumps/faulty dumps/clean --compare hifp8,mxfp8 --output-dir compared", strip="compared",
+        step("draw-quick", "qgate dumps draw dumps/faulty --quick --output-dir quick", strip="quick"),
+        step("draw", "qgate dumps draw dumps/faulty --output-dir drawn", strip="drawn"),
+        step("draw-compare", "qgate dumps draw dumps/faulty dumps/clean --compare hifp8,mxfp8 --output-dir compared", strip="compared",
              keep=["*.txt", "compared/comparisons/*", "*.html", "compared/quant_comparison/*"]),
-        step("draw-again", "qgate draw drawn/analysis.json --output-dir again --no-plots", strip="again",
+        step("draw-again", "qgate dumps draw drawn/analysis.json --output-dir again --no-plots", strip="again",
              keep=["*.txt", "*.html"]),
         step("collect", "qgate collect --dir collected --quant-type mxfp8 -- train.py", keep=[]),
         step("collect-ls", "qgate dumps ls collected --json"),
@@ -295,7 +295,20 @@ FAULTS = Group(
             _faulty(f"fault-{model}", model)
             for model in ("stack", "stack_one", "stack_two", "filters_one", "attention_one")
         ),
-        *(_faulty(f"fault-{model}-40", model, 40) for model in ("stack", "stack_two")),
+        *(
+            _faulty(f"fault-{model}-40", model, 40)
+            for model in (
+                "stack",
+                "stack_two",
+                "filters",
+                "filters_one",
+                "attention",
+                "attention_one",
+            )
+        ),
+        _faulty("fault-stack_two-x", "stack_two", more="-x"),
+        _faulty("fault-filters_one-k", "filters_one", more="-k test_outputs"),
+        _faulty("fault-filters-first", "filters", more="--layers first"),
     ),
     _prepare_faulty,
 )

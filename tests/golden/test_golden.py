@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,3 +65,44 @@ def test_each_command_has_a_case() -> None:
 
 def test_what_is_stored_stays_small() -> None:
     assert sum(path.stat().st_size for path in STORED.rglob("*") if path.is_file()) < 3_000_000
+
+
+def end_of(case: str) -> list[str]:
+    """Return what a stored run of suites says of its gates at its end."""
+    lines = (STORED / case / "console.txt").read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if "= qgate: " in line) + 1
+    end = re.compile("=+ short test summary|[0-9]+ (passed|failed)\\b.* in <seconds>")
+    return list(itertools.takewhile(lambda line: not end.match(line), lines[start:]))
+
+
+LONGEST = {
+    **dict.fromkeys(("fault-stack", "fault-filters-first", "suites-llama"), 6),
+    **{f"fault-{model}-40": 6 for model in ("stack", "filters", "attention")},
+    **{f"fault-{model}_one": 12 for model in ("stack", "filters", "attention")},
+    "fault-filters_one-40": 12,
+    "fault-attention_one-40": 15,
+    "fault-filters_one-k": 12,
+}
+
+
+@pytest.mark.parametrize("case", LONGEST)
+def test_a_run_says_what_it_found_in_a_few_lines(case: str) -> None:
+    lines = end_of(case)
+    columns = next(
+        step.columns for its in GROUPS.values() for step in its.steps if step.case == case
+    )
+    assert 3 <= len(lines) <= LONGEST[case]
+    too_long = [line for line in lines if len(line) > columns and ": python " not in line]
+    assert not too_long
+
+
+@pytest.mark.parametrize("case", ["fault-stack_two", "fault-stack_two-40", "fault-stack_two-x"])
+def test_each_fault_has_a_block_that_names_it(case: str) -> None:
+    text = " ".join(line.strip() for line in end_of(case))
+    assert "cause: layers.0.up:output (stack, mode mine) is wrong: each of its input and" in text
+    assert ("failed: layers.2.down:output" in text) == (case != "fault-stack_two-x")
+
+
+def test_a_sweep_of_one_tensor_is_short() -> None:
+    lines = (STORED / "sweep-usual" / "console.txt").read_text(encoding="utf-8").splitlines()
+    assert lines.index("--- exit 0") <= 15

@@ -235,7 +235,8 @@ def test_runs_with_nothing_in_common_say_so_first() -> None:
             "fail",
         ),
         ({"a": 1.5e-4, "b": 1e-4}, "1 place got worse, most a (mode, relative_mse +50 %)", "warn"),
-        ({"a": 1e-4}, "Nothing got worse; 1 places are gone, 0 new", ""),
+        ({"a": 1e-4}, "Nothing got worse; 1 place is gone, 0 new", ""),
+        ({"c": 1e-4}, "Nothing can be compared; 2 places are gone, 1 new", ""),
         ({"a": 5e-5, "b": 1e-4}, "Nothing got worse, 1 place got better", "good"),
     ],
 )

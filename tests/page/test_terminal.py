@@ -14,7 +14,7 @@ from qgate.page.terminal import (
     cut_middle,
     display_width,
     green_lines,
-    is_plainly_green,
+    is_green,
     other_cause_lines,
     red_lines,
     site_text,
@@ -115,13 +115,13 @@ def whole_header(**changed: Any) -> dict[str, Any]:
 
 def test_a_green_run_is_said_in_a_few_lines() -> None:
     tally, header = real_like(failing=False), whole_header()
-    assert is_plainly_green(tally, header)
+    assert is_green(tally, header)
     texts = [line.text for line in green_lines(tally, 80, header, ["dumps", "23 of 28 formats"])]
     assert texts == [
         "12 gates passed: modes 2-1, int8 of tiny-mamba; 60/60 modules, 10/10 layers, 2/2",
         "  outputs",
         "  would have seen: in int8, which sees least of 2 modes: a channel off by 2 %,",
-        "  0.021 bits per byte",
+        "    0.021 bits per byte",
         "  not asked for: dumps, 23 of 28 formats (-v says how)",
     ]
 
@@ -131,7 +131,7 @@ def test_what_improved_is_one_line_of_a_green_run() -> None:
     better["checks"][0]["improved"] = True
     tally = real_like(failing=False)
     tally.add(better)
-    assert is_plainly_green(tally, whole_header())
+    assert is_green(tally, whole_header())
     texts = [line.text for line in green_lines(tally, 80, whole_header(), [])]
     assert "  1 improved: bank it with --update-baselines" in texts
     assert len(texts) == 5
@@ -151,10 +151,29 @@ def test_kernels_that_declare_nothing_are_named() -> None:
     assert undeclared_texts(whole_header()) == []
 
 
+def test_what_a_green_run_left_out_is_named_with_as_many_names_as_there_is_room_for() -> None:
+    left_out = {
+        "cause": "skipped", "reason": "needs a GPU", "model": "tiny-mamba", "mode": "int8",
+        "places": [f"backbone.layers.{number}" for number in range(9)], "gates": 9,
+    }  # fmt: skip
+    header = whole_header()
+    header["extent"] |= {"gates": 21, "omitted": [left_out]}
+    tally = real_like(failing=False)
+    assert is_green(tally, header)
+    texts = [line.text for line in green_lines(tally, 80, header, [])]
+    assert texts[2:4] == [
+        "  gates held: 12 of 21; 9 skipped: needs a GPU (int8 at backbone.layers.0,",
+        "    backbone.layers.1, backbone.layers.2 and 6 more)",
+    ]
+    (text,) = (line.text for line in green_lines(tally, 60, header, []) if "held" in line.text)
+    assert text == "  gates held: 12 of 21; 9 skipped: needs a GPU (-v says all)"
+    header["extent"]["fails"] = True
+    assert not is_green(tally, header)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
-        {"extent": {**whole_header()["extent"], "omitted": [{"cause": "skipped"}]}},
         {"shard": "1/2"},
         {"exit": None},
         {"exit": 1},
@@ -163,14 +182,14 @@ def test_kernels_that_declare_nothing_are_named() -> None:
     ids=lambda changed: next(iter(changed)),
 )
 def test_what_is_not_wholly_green_is_said_at_length(changed: dict[str, Any]) -> None:
-    assert not is_plainly_green(real_like(failing=False), whole_header(**changed))
-    assert not is_plainly_green(real_like(), whole_header())
+    assert not is_green(real_like(failing=False), whole_header(**changed))
+    assert not is_green(real_like(), whole_header())
 
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_red_run_is_said_in_a_few_lines(width: int) -> None:
     lines = red_lines(real_like(), width, whole_header(), "qgate-out/repro")
-    assert all(display_width(line.text) <= max(width, 60) for line in lines)
+    assert all(display_width(line.text) <= width for line in lines)
     check_snapshot(f"red-{width}", lines)
 
 
@@ -315,6 +334,16 @@ def test_sentences_break_between_words() -> None:
     assert all(len(text) <= 80 for text in texts)
     assert "".join(texts).count("one") == 20
     assert not any(text.endswith(" o") for text in texts)
+
+
+def test_a_number_keeps_its_sign_and_a_command_is_whole() -> None:
+    words = "  would have seen: a channel off by 1 %, a token by 0.00021 %"
+    command = "  again: python qgate-out/repro/layers.0.up.output.mine/run.py"
+    for width in range(40, 61):
+        texts = [line.text for line in wrapped_lines([words, command], width)]
+        assert texts[-1] == command
+        assert not any(text.lstrip().startswith("%") for text in texts)
+        assert all(text.startswith("    ") for text in texts[1:-1])
 
 
 def test_columns_are_as_wide_as_what_is_in_them() -> None:

@@ -145,10 +145,10 @@ def test_across_weights_right_code_is_green_and_says_so(net: Path, suites: Run) 
     result.stdout.fnmatch_lines(
         [
             "qgate: *, across weights*",
-            "held across weights: errors of net (weights *) against the baseline of weights * "
+            "8 gates passed: modes mine, int8 of net; 8/8 modules, *",
+            "  held across weights: errors of net (weights *) against the baseline of weights * "
             "(baselines/net), with 25 % to 50 % room (carried), 50 % room (local)*",
-            "not compared across weights: *",
-            "*compared in mine, int8: 4 of 4 quantized modules*",
+            "  not compared across weights: *",
         ]
     )
     (across,) = header(net)["across_weights"]
@@ -181,7 +181,7 @@ def test_across_weights_takes_no_value(suites: Run) -> None:
     result = suites("--layers", "first", "--across-weights", "suites/test_task.py", paths=())
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
-        ["not held across weights: the baseline of tiny-llama * is of the*"]
+        ["  not held across weights: the baseline of tiny-llama * is of the*"]
     )
 
 

@@ -155,3 +155,18 @@ def test_what_to_type_is_the_same_everywhere(
     assert accept in page_of.read_text(encoding="utf-8")
     again = told["again"].split()[1:]
     assert suites(*[each.strip("'") for each in again]).ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_failed_check_of_a_kernel_is_listed_by_its_finding(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "from qgate.testing import CheckFailure\n"
+        "def test_a(): raise CheckFailure('my_gemm is wrong: its bias is lost', None)\n"
+        "def test_b(): raise ValueError('no kernel')\n"
+    )
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines(
+        [
+            "FAILED *::test_a - my_gemm is wrong: its bias is lost",
+            "FAILED *::test_b - ValueError: *",
+        ]
+    )

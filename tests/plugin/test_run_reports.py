@@ -30,7 +30,9 @@ def test_the_choices_are_those_of_the_contract() -> None:
 def test_a_run_leaves_a_page_and_names_it(project: Path, suites: Run) -> None:
     result = suites("--layers", "first")
     assert result.ret == pytest.ExitCode.OK
-    result.stdout.fnmatch_lines(["records in qgate-out/*", "report in qgate-out/report.html"])
+    result.stdout.fnmatch_lines(["  report in qgate-out/report.html"])
+    lines = [line.strip() for line in result.stdout.lines]
+    assert lines[next(i for i, line in enumerate(lines) if "= qgate: " in line) + 1]
     assert "tiny-llama" in page(project)
     told = header(project)
     about = ("exit", "broken", "errors", "notes", "baselines", "update", "complete")

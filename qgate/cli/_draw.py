@@ -1,13 +1,13 @@
 """Draw the tensors of a dump: overflow, distributions, formats, gradients, ranks.
 
-  qgate draw DIR --output-dir draw
-  qgate draw RUN_A RUN_B --compare hifp8,mxfp8 --jobs 2
-  qgate draw DIR --format fp8_e4m3,mxfp4 --where 'layer=3,name=grad_*'
-  qgate draw DIR --quick                              one picture, in seconds
+  qgate dumps draw DIR --output-dir draw
+  qgate dumps draw RUN_A RUN_B --compare hifp8,mxfp8 --jobs 2
+  qgate dumps draw DIR --format fp8_e4m3,mxfp4 --where 'layer=3,name=grad_*'
+  qgate dumps draw DIR --quick                        one picture, in seconds
 
 DIR is a dump that `qgate collect` wrote, or a folder of megatron-tensor-saver, as a path or URL;
 several are drawn as one. Open index.html in the output folder. The numbers are in tensor_stats.txt
-and statistics/*.csv; `qgate draw draw/analysis.json` draws the pictures again without the dump.
+and statistics/*.csv; `qgate dumps draw draw/analysis.json` draws them again without the dump.
 --quick reads the first rows of large tensors, and at most 500 tensors.
 Exit status: 0, also where tensors are bad; `pytest suites --dump DIR` is the gate.
 """
