@@ -137,10 +137,6 @@ def _request(args: argparse.Namespace) -> requests.Request:
             sweep_formats.mx_of(fmt) if only_blocks else sweep_formats.element_of(fmt)
         formats.append(fmt.name)
     alignment, scale_bits, block, axis = (setting(args, name) for name in _SETTINGS)
-    if not 2 <= scale_bits <= 8:
-        raise QgateError(f"sweep_scale_bits = {scale_bits} is not allowed; it is from 2 to 8.")
-    if block < 1:
-        raise QgateError(f"sweep_block = {block} is not allowed; it is a whole number from 1.")
     ends = {"max": args.max_scale_exp, "min": args.min_scale_exp}
     for end, value in ends.items():
         if value is not None and not abs(value) <= 1000:

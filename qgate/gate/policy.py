@@ -51,7 +51,7 @@ _WHERE = ("sites", "modes", "models", "scopes", "reason")
 
 
 @dataclass(frozen=True)
-class Setting:
+class LimitRule:
     """Limits from one source, and the sites, modes, models and scopes that they are for.
 
     standard   what the marker of a shipped suite says, where this is such a marker or a changed one
@@ -65,7 +65,7 @@ class Setting:
     scopes: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     reason: str = ""
-    standard: Setting | None = None
+    standard: LimitRule | None = None
 
     def fits(self, site: str, mode: str, scope: str) -> bool:
         return (
@@ -92,7 +92,7 @@ class Setting:
             shipped, source=""
         )
 
-    def looser(self, earlier: Iterable[Setting]) -> Iterator[LooserLimit]:
+    def looser(self, earlier: Iterable[LimitRule]) -> Iterator[LooserLimit]:
         """Yield the limits that are looser than the default, or than bounds of earlier settings."""
         shipped = None if self.is_shipped else self.standard
         for name in NUMBERS:
@@ -121,7 +121,7 @@ class Setting:
             if bound.metric not in present:
                 yield self._looser(f"absolute {bound.metric}", None, bound.value, math.inf)
 
-    def _meets(self, other: Setting) -> bool:
+    def _meets(self, other: LimitRule) -> bool:
         """Tell if some mode, scope and model may be that of both settings."""
         pairs = (
             (self.modes, other.modes), (self.scopes, other.scopes), (self.models, other.models)
@@ -169,7 +169,7 @@ def _homes(metric: str) -> tuple[str, ...]:
 class Policy:
     """Settings of a run, weak to strong; those for named models hold only for such a model."""
 
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[LimitRule, ...] = ()
     model: str = ""
 
     @classmethod
@@ -229,7 +229,7 @@ class Policy:
     def without_findings(self, scope: str, source: str) -> Policy:
         """Return the policy that allows no finding in a scope where no setting does."""
         bound = Bound(FINDINGS, "<=", 0.0, source=source)
-        none = Setting(source, {}, (bound,), scopes=(scope,))
+        none = LimitRule(source, {}, (bound,), scopes=(scope,))
         return replace(self, settings=(none, *self.settings))
 
     def limits_for(
@@ -327,7 +327,7 @@ def _check_keys(table: Mapping[str, Any], allowed: Iterable[str], kind: str) -> 
             raise unknown(kind, key, names)
 
 
-def _setting(source: str, table: Mapping[str, Any]) -> Setting:
+def _setting(source: str, table: Mapping[str, Any]) -> LimitRule:
     values = {name: table[name] for name in (*NUMBERS, "missing") if name in table}
     try:
         Limits(**values)
@@ -347,7 +347,7 @@ def _setting(source: str, table: Mapping[str, Any]) -> Setting:
         for scope in scopes:
             _scope(scope)
         modes, models = (tuple(_texts(name, table)) for name in ("modes", "models"))
-        return Setting(source, values, bounds, sites, modes, scopes, models, reason)
+        return LimitRule(source, values, bounds, sites, modes, scopes, models, reason)
     except QgateError as error:
         raise QgateError(f"{source}: {error}") from None
 

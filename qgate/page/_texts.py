@@ -12,7 +12,6 @@ from qgate.gate.texts import finding
 from qgate.gate.updating import hint
 from qgate.page.runs import RecordedGate, Run
 from qgate.project.gate_kinds import gate_kinds
-from qgate.project.options import PathPair
 from qgate.results.check_views import NOTHING, CheckView, view_of
 from qgate.results.failure_causes import cause_of, suspect_of
 from qgate.results.headlines import verdict_texts
@@ -220,7 +219,7 @@ def accept_command(run: Run, gate: RecordedGate) -> tuple[str, str]:
 
 
 def _options(command: Iterable[object]) -> list[str]:
-    subjects = {name: option for kind in gate_kinds() for name, option in kind.options.items()
+    subjects = {name: option for kind in gate_kinds() for name, option in kind.settings.items()
                 if option.about == "subject"}  # fmt: skip
     options: list[str] = []
     awaited = 0
@@ -232,6 +231,5 @@ def _options(command: Iterable[object]) -> list[str]:
             awaited -= 1
         elif word.startswith("--") and option in (*_ABOUT, *subjects):
             options.append(word)
-            is_pair = option in subjects and subjects[option].kind is PathPair
-            awaited = 0 if equals else 1 + is_pair
+            awaited = 0 if equals else subjects[option].length or 1 if option in subjects else 1
     return options

@@ -24,7 +24,6 @@ from qgate.modes.setups import ModelSetup, with_tokens
 from qgate.plugin.runs import SESSIONS, selection_of
 from qgate.plugin.settings import options_of
 from qgate.project.gate_kinds import GateKind, gate_kind, known_options
-from qgate.project.options import PathPair
 from qgate.project.settings import limits_title
 from qgate.storage.locations import relative_text
 from qgate.text import for_terminal
@@ -108,9 +107,9 @@ class Sessions:
         for name in names:
             value = options.values[name]
             if value is not None:
-                values = value if isinstance(value, list) else [value]
-                if every[name].kind in (Path, PathPair) and name not in options.typed:
-                    values = [relative_text(options.directory, text) for text in values]
+                values = value if isinstance(value, tuple) else (value,)
+                if every[name].is_path and name not in options.typed:
+                    values = tuple(relative_text(options.directory, text) for text in values)
                 typed.append((name, *values))
         return typed
 

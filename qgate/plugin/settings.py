@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -21,7 +21,7 @@ from qgate.errors import QgateError
 from qgate.loading import LateModule
 from qgate.plugin.command_line import dest, typed_options
 from qgate.project.gate_kinds import gate_kinds, known_options, subject_kinds
-from qgate.project.options import PathPair
+from qgate.project.options import by_option
 from qgate.project.run_words import RUN_NOTHING, has_option
 from qgate.project.settings import baselines_folder, home_above, read_project
 from qgate.text import for_terminal, one_line
@@ -35,6 +35,9 @@ else:
         LateModule("qgate.storage.access"),
         LateModule("qgate.storage.locations"),
     )
+
+
+T = TypeVar("T")
 
 
 def option_error(sentence: object) -> pytest.UsageError:
@@ -72,6 +75,12 @@ class RunOptions:
         self.models: list[str] = list(dict.fromkeys(self.values["model"]))
         self.dry_run = bool(self.values["update-dry-run"])
         self._spelled: dict[str, str] = {}
+
+    def of(self, declaration: type[T]) -> T:
+        """Return the settings that a dataclass declares, with defaults for what nobody gave."""
+        return declaration(
+            **{of.name: self.values[name] for name, of in by_option(declaration).items()}
+        )
 
     def check(self) -> None:
         """Refuse what cannot be meant, before anything is collected."""
@@ -255,7 +264,7 @@ class RunOptions:
             parts.append(f"reference {values['reference']}")
         for kind in subjects:
             if (value := kind.subject_given(values)) is not None:
-                text = " and ".join(value) if isinstance(value, list) else value
+                text = " and ".join(value) if isinstance(value, tuple) else value
                 parts.append(f"{kind.name} {text} as {kind.record_name(self)}")
         parts += [f"device {values['device']}", f"baselines {self.shown_baselines}"]
         if values["across-weights"]:
@@ -289,9 +298,9 @@ class RunOptions:
         """Spell an option as this project does: by its short name, unless another one has that."""
         if name not in self._spelled:
             option = known_options()[name]
-            first = option.kind[0] if isinstance(option.kind, tuple) else "1"
+            first = option.choices[0] if option.choices else "1"
             value = [f"--{name}" if option.kind is bool else f"--{name}={first}"]
-            value = [f"--{name}", "1", "2"] if option.kind is PathPair else value
+            value = [f"--{name}", "1", "2"] if option.length else value
             try:
                 ours = vars(self.config._parser.parse_known_args(value)).get(dest(name))
             except (pytest.UsageError, SystemExit):
