@@ -271,6 +271,35 @@ def settings_of(declaration: Any, prefix: str = "") -> Mapping[str, Setting]:
     return types.MappingProxyType(settings)
 
 
+def sections_of(declaration: type, prefix: str = "") -> Mapping[str, str]:
+    """Return the docstrings of the sections in a dataclass, without dot, by dotted names."""
+    sections: dict[str, str] = {}
+    for name, hint in typing.get_type_hints(declaration).items():
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            sections[f"{prefix}{name}"] = (hint.__doc__ or "").partition("\n")[0].rstrip(".")
+            sections |= sections_of(hint, f"{prefix}{name}.")
+    return sections
+
+
+def struct_of(declaration: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Make a dataclass with these values by dotted names, and defaults for the others."""
+    hints = typing.get_type_hints(declaration)
+    own = {}
+    for name, hint in hints.items():
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            own[name] = struct_of(hint, values, f"{prefix}{name}.")
+        elif f"{prefix}{name}" in values:
+            own[name] = values[f"{prefix}{name}"]
+    return declaration(**own)
+
+
+def values_of(struct: Any) -> Mapping[str, Any]:
+    """Return the value of every setting of a dataclass by its dotted name."""
+    declaration: Any = type(struct)
+    reach = functools.partial(functools.reduce, getattr)
+    return {name: reach(name.split("."), struct) for name in settings_of(declaration)}
+
+
 def _of_type(hint: Any) -> dict[str, object]:
     """Return what the type of a field says of its setting."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 import pytest
 
+from qgate.activation_stats.settings import ActivationSettings
 from qgate.documents import toml
 from qgate.errors import QgateError
 from qgate.project.gate_kinds import gate_kinds
@@ -174,7 +175,8 @@ def refused_defaults(*declarations: Any) -> list[str]:
 
 def test_every_default_is_allowed_and_stands_once() -> None:
     kinds = [kind.options for kind in gate_kinds()]
-    assert not refused_defaults(RunSettings, CommandSettings, FileSettings, *kinds)
+    own = (RunSettings, CommandSettings, FileSettings, ActivationSettings)
+    assert not refused_defaults(*own, *kinds)
     wrong: Any = make_dataclass(
         "Wrong", [("a", int, setting(0, "a", low=1)), ("b", int, setting(1, "b (default 1)"))]
     )
