@@ -18,9 +18,10 @@ import dataclasses
 import functools
 import math
 import re
+import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -100,20 +101,30 @@ class Setting:
     @property
     def help_text(self) -> str:
         """Return its help with its default."""
-        default = self.default
-        if default in (None, "") or isinstance(default, bool) or "(default" in self.help:
+        if self.kind is bool or "(default" in self.help:
             return self.help
-        text = ",".join(map(str, default)) if isinstance(default, tuple) else default
-        return f"{self.help} (default {text})"
+        text = self.default_text
+        return f"{self.help} (default {text})" if text else self.help
+
+    @property
+    def default_text(self) -> str:
+        """Return its default as it is typed; empty where it is null."""
+        values = self.default if isinstance(self.default, tuple) else (self.default,)
+        texts = (f"{x:g}" if isinstance(x, float) else str(x) for x in values if x is not None)
+        return str(self.default).lower() if self.kind is bool else ",".join(texts)
 
     @property
     def argparse(self) -> dict[str, object]:
         """Return arguments of `add_argument`. What nobody types is None: a file may say it."""
-        arguments: dict[str, object] = {"help": self.help_text, "default": None}
+        text = self.help_text
+        if self.variable:
+            default = f", or else {self.default_text}" if self.default_text else ""
+            text = f"{self.help} (default: {self.variable}{default})"
+        arguments: dict[str, object] = {"help": text, "default": None}
         if self.kind is bool:
             return {**arguments, "action": "store_true"}
         if self.choices and not self.is_list:
-            return {**arguments, "choices": self.choices}
+            return {**arguments, "choices": self.choices, "metavar": self.metavar}
         arguments["metavar"] = self.metavar
         if self.length:
             return {**arguments, "nargs": self.length, "metavar": tuple(str(self.metavar).split())}
@@ -122,9 +133,13 @@ class Setting:
         is_checked = self.kind in (int, float) or self.is_list or self.check is not None
         return {**arguments, "type": self._typed} if is_checked else arguments
 
+    def read_word(self, text: str, start: str = "") -> Any:
+        """Return the value of an option or a variable, where null is what nobody typed."""
+        return dataclasses.replace(self, nullable=False).read(text, "typed", start)
+
     def _typed(self, text: str) -> Any:
-        try:  # What is null is not typed.
-            return dataclasses.replace(self, nullable=False).read(text, "typed", "")
+        try:
+            return self.read_word(text)
         except QgateError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -248,6 +263,13 @@ def setting(default: T, help: str, metavar: str | None = None, **about: Any) -> 
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def shared(declaration: type, name: str, **about: Any) -> Any:
+    """Declare a setting that another dataclass has, too; `about` is what is different."""
+    field = declaration.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    same = dataclasses.replace(field.metadata["setting"], **about)
+    return dataclasses.field(default=field.default, metadata={"setting": same})
+
+
 @functools.cache
 def settings_of(declaration: Any, prefix: str = "") -> Mapping[str, Setting]:
     """List the settings of a dataclass by name; those of a section in it by dotted names.
@@ -313,8 +335,8 @@ def _of_type(hint: Any) -> dict[str, object]:
         return of_type | ({"words": words} if others else {})
     if origin is Literal:
         return {"choices": inside, "kind": type(inside[0])}
-    if origin is tuple:
-        length = 0 if inside[-1] is Ellipsis else len(inside)
+    if origin in (tuple, Sequence):
+        length = 0 if origin is Sequence or inside[-1] is Ellipsis else len(inside)
         return {**_of_type(inside[0]), "is_list": True, "length": length}
     if hint not in _READERS:
         names = ", ".join(kind.__name__ for kind in _READERS)
@@ -347,7 +369,7 @@ def variables_of(declaration: type) -> dict[str, Setting]:
 def read_environment(declaration: type, environment: Mapping[str, str]) -> Mapping[str, Any]:
     """Return what variables say of the settings; an empty one says nothing."""
     return {
-        setting.name: setting.read(environment[variable], "typed", f"{variable}=")
+        setting.name: setting.read_word(environment[variable], f"{variable}=")
         for variable, setting in variables_of(declaration).items()
         if environment.get(variable, "").strip()
     }
@@ -356,5 +378,20 @@ def read_environment(declaration: type, environment: Mapping[str, str]) -> Mappi
 def check_values(values: Any) -> None:
     """Refuse values of a dataclass that its declaration does not allow; keep lists as tuples."""
     declaration: Any = type(values)
-    for name, setting in settings_of(declaration).items():
-        object.__setattr__(values, name, setting.read(getattr(values, name), start=f"{name}="))
+    for name, of in settings_of(declaration).items():
+        value = getattr(values, name)
+        if value != of.default:
+            object.__setattr__(values, name, of.read(value, start=f"{name}="))
+
+
+# Documentation ----------------------------------------------------------------------------------
+
+
+def help_table(declaration: type) -> str:
+    """Return the table of settings that a docstring has: names, and what they do."""
+    settings = settings_of(declaration)
+    width = max(map(len, settings)) + 2
+    wrapped = textwrap.TextWrapper(100, subsequent_indent=" " * width)
+    return "\n".join(
+        wrapped.fill(name.ljust(width) + of.help_text) for name, of in settings.items()
+    )

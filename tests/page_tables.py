@@ -13,13 +13,16 @@ from pathlib import Path
 
 from qgate import formats
 from qgate.cli._formats import number
+from qgate.collecting import CollectSettings
 from qgate.gate.limits import NUMBERS, Limits
 from qgate.modes.experts import EXPERT_MODES
 from qgate.modes.formats import FORMAT_MODES, FP32
 from qgate.modes.mamba import MAMBA_MODES
 from qgate.modes.served import SERVED_MODES
 from qgate.modes.served_weights import SERVED_WEIGHT_MODES
+from qgate.project.options import CommandSettings, RunSettings
 from qgate.results.scopes import SCOPES
+from qgate.settings import Setting, settings_of
 from tests.markdown import markdown_table
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -77,10 +80,41 @@ def modes_table() -> str:
     return markdown_table(["mode", "what it does"], lines)
 
 
+def _described(of: Setting) -> list[str]:
+    """Return the cells of a setting's default and meaning."""
+    default = f"`{of.default_text}`" if of.default_text else ""
+    return [text.replace("|", r"\|") for text in (default, of.help)]
+
+
+def collect_table() -> str:
+    """Return the arguments of `qgate.collect`, with their options and variables."""
+    lines = [
+        [
+            f"`{name}`",
+            "" if of.option is None else f"`--{of.option or name.replace('_', '-')}`",
+            f"`{of.variable}`" if of.variable else "",
+            *_described(of),
+        ]
+        for name, of in settings_of(CollectSettings).items()
+    ]
+    return markdown_table(["argument", "option", "variable", "default", "meaning"], lines)
+
+
+def command_settings_table() -> str:
+    """Return the settings that commands take by `--set`, or from the file of the project."""
+    run = settings_of(RunSettings)
+    calibration = {name: run[name] for name in run if name.startswith(("calib_", "percentile"))}
+    settings = {**settings_of(CommandSettings), **calibration}
+    lines = [[f"`{name}`", *_described(of)] for name, of in sorted(settings.items())]
+    return markdown_table(["key", "default", "meaning"], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "limits.md": limits_table,
     "formats.md": formats_table,
     "modes.md": modes_table,
+    "collecting.md": collect_table,
+    "commands.md": command_settings_table,
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from qgate.settings import Setting, setting, settings_of
 
+COUNTED = 2**15
 TYPED_ONLY = ("baseline", "update", "command")
 Plots = Literal["failed", "worst", "all", "none"]
 PLOTS = get_args(Plots)
@@ -79,7 +80,7 @@ class RunSettings:
         None, "text to calibrate on (default: another built-in one)", "FILE", is_path=True
     )
     calib_samples: int = setting(64, "number of calibration texts", "N")
-    calib_seqlen: int = setting(512, "tokens of each", "N")
+    calib_seqlen: int = setting(512, "tokens of each calibration text", "N")
     percentile_alpha: float = setting(
         0.9995, "percentile of magnitudes that static scales are made from, as a share", "A"
     )
@@ -139,7 +140,11 @@ class CommandSettings:
         "fp32", "precision in which scales and codes are computed: fp32, or fp16 as in Quamba-SE"
     )
     counted: int | Literal["all"] = setting(
-        2**15, "elements of each tensor that a collection of statistics counts, or all", "N", low=1
+        COUNTED,
+        "elements of each tensor that a collection counts, chosen by its seed, or all; on a GPU "
+        "always all, and extremes are of every element",
+        "N",
+        low=1,
     )
     sweep_alignment: Literal["exact", "documented"] = setting(
         "exact",

@@ -62,7 +62,7 @@ def test_a_new_setting_is_one_field() -> None:
     parser = argparse.ArgumentParser()
     add_options(parser, more)
     assert "--smoke S" in parser.format_help()
-    assert "how much smoke (default 3)" in parser.format_help()
+    assert "how much smoke (default: OVEN_SMOKE, or else 3)" in parser.format_help()
     assert more().smoke == 3
     for read in (
         lambda: parsed(more, "--smoke", "0"),
