@@ -54,7 +54,7 @@ class Setting:
     is_repeatable   the option of a list is given several times, instead of once with commas
     empty     an empty list is the same as null
     variable  the environment variable that sets it
-    option    the name of its option, where it is another one; None without an option
+    option    the name of its option, where it is another one, or several; None without an option
     """
 
     help: str
@@ -131,13 +131,14 @@ class Setting:
         if self.is_repeatable:
             return {**arguments, "action": "append"}
         is_checked = self.kind in (int, float) or self.is_list or self.check is not None
-        return {**arguments, "type": self._typed} if is_checked else arguments
+        return {**arguments, "type": self.typed} if is_checked else arguments
 
     def read_word(self, text: str, start: str = "") -> Any:
         """Return the value of an option or a variable, where null is what nobody typed."""
         return dataclasses.replace(self, nullable=False).read(text, "typed", start)
 
-    def _typed(self, text: str) -> Any:
+    def typed(self, text: str) -> Any:
+        """Return the value of an option, as `type` of argparse."""
         try:
             return self.read_word(text)
         except QgateError as error:
@@ -352,7 +353,8 @@ def add_options(parser: argparse.ArgumentParser, declaration: type) -> None:
     add: Callable[..., object] = parser.add_argument
     for name, of in settings_of(declaration).items():
         if of.option is not None:
-            add(f"--{of.option or name.replace('_', '-')}", dest=name, **of.argparse)
+            names = (of.option or name.replace("_", "-")).split()
+            add(*(f"--{each}" for each in names), dest=name, **of.argparse)
 
 
 def typed_values(args: argparse.Namespace, declaration: type) -> Mapping[str, Any]:

@@ -24,9 +24,7 @@ class CheckpointOptions:
     """The checkpoint, and what it is held beside."""
 
     checkpoint: str | None = of_subject(
-        "a quantized checkpoint; the suite on checkpoints needs it",
-        "CHILD",
-        is_path=True,
+        "a quantized checkpoint; the suite on checkpoints needs it", "CHILD", is_path=True
     )
     parent: str | None = of_subject(
         "the checkpoint that --checkpoint was made from; without it no errors are measured",
@@ -34,19 +32,13 @@ class CheckpointOptions:
         is_path=True,
     )
     recipe: str | None = of_subject(
-        "file with the intended recipe, if the checkpoint does not declare it",
-        "FILE",
-        is_path=True,
+        "file with the intended recipe, if the checkpoint does not declare it", "FILE", is_path=True
     )
     layout: str | None = of_subject(
-        "file with the layout of the checkpoint's weights, if it is your own",
-        "FILE",
-        is_path=True,
+        "file with the layout of the checkpoint's weights, if it is your own", "FILE", is_path=True
     )
     checkpoint_calibration: str | None = of_subject(
-        "collected activations, beside which static scales are held",
-        "DUMP",
-        is_path=True,
+        "collected activations, beside which static scales are held", "DUMP", is_path=True
     )
     checkpoint_name: str | None = of_subject(
         "name of the checkpoint in baselines (default: that of its folder)", "NAME"

@@ -54,19 +54,9 @@ class CollectSettings:
         "passes to collect: forward (inputs, weights, outputs), backward (their gradients)",
         "PHASES",
     )
-    iterations: int = setting(
-        1,
-        "iterations to collect",
-        "N",
-        low=1,
-        variable="CONTROL_ITER",
-    )
+    iterations: int = setting(1, "iterations to collect", "N", low=1, variable="CONTROL_ITER")
     first_iteration: int = setting(
-        0,
-        "label of the first iteration",
-        low=0,
-        variable="TENSOR_SAVER_ITERATION",
-        option=None,
+        0, "label of the first iteration", low=0, variable="TENSOR_SAVER_ITERATION", option=None
     )
     samples: int | None = setting(
         None, "forward passes to collect of each iteration (default: all)", "N", low=1

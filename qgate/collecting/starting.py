@@ -72,9 +72,7 @@ def collect(model: Network, folder: str | Path, **settings: Any) -> Collector:
 
 
 def collect_from_environment(
-    model: Network,
-    environment: Mapping[str, str] | None = None,
-    **settings: Any,
+    model: Network, environment: Mapping[str, str] | None = None, **settings: Any
 ) -> Collector | None:
     """Start to collect if the environment asks for it; None if it does not.
 

@@ -26,9 +26,7 @@ class DumpOptions:
     """The dump, and its name."""
 
     dump: str | None = of_subject(
-        "a dump: tensors collected from a run; the suites on dumps need it",
-        "DIR",
-        is_path=True,
+        "a dump: tensors collected from a run; the suites on dumps need it", "DIR", is_path=True
     )
     dump_name: str | None = of_subject(
         "name of the dump in baselines (default: dump- and its model)", "NAME"

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import inspect
+import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
 from typing import Any, Literal, cast
 
 import pytest
 
+import qgate
 from qgate.activation_stats.settings import ActivationSettings
+from qgate.collecting.settings import CollectSettings, CollectSwitches
 from qgate.documents import toml
+from qgate.engines.findings import EngineLimits
 from qgate.errors import QgateError
 from qgate.project.gate_kinds import gate_kinds
 from qgate.project.options import CommandSettings, FileSettings, RunSettings
@@ -24,6 +31,7 @@ from qgate.settings import (
     settings_of,
     typed_values,
 )
+from qgate.sweeps.settings import SweepSettings
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,22 @@ def test_words_of_a_command_line() -> None:
     }  # fmt: skip
     assert parsed(Oven) == {}
     assert parsed(Oven, "--racks", "all") == {"racks": "all"}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("degrees", "how hot it gets (default: OVEN_DEGREES, or else 180)"),
+        ("fan", "turn on the fan"),
+        ("trays", "trays to use (default top)"),
+        ("grill", "the grill (default off)"),
+        ("minutes", "how long it bakes (default: until it is done)"),
+        ("corners", "corners to measure in (default 1,2)"),
+        ("recipe", "file of a recipe"),
+    ],
+)
+def test_help_says_the_default_once(name: str, words: str) -> None:
+    assert settings_of(Oven)[name].argparse["help"] == words
 
 
 def test_a_variable_that_is_empty_says_nothing() -> None:
@@ -163,7 +187,7 @@ def refused_defaults(*declarations: Any) -> list[str]:
     for declaration in declarations:
         for name, of in settings_of(declaration).items():
             try:
-                of.read(of.default) if of.default not in (None, ()) else None
+                of.read(of.default) if of.default not in (None, (), "") else None
             except QgateError as error:
                 refused.append(f"{declaration.__name__}.{name}: {error}")
             if f"(default {of.default})" in of.help or (
@@ -175,7 +199,8 @@ def refused_defaults(*declarations: Any) -> list[str]:
 
 def test_every_default_is_allowed_and_stands_once() -> None:
     kinds = [kind.options for kind in gate_kinds()]
-    own = (RunSettings, CommandSettings, FileSettings, ActivationSettings)
+    own = (RunSettings, CommandSettings, FileSettings, CollectSwitches, CollectSettings,
+           SweepSettings, EngineLimits, ActivationSettings)  # fmt: skip
     assert not refused_defaults(*own, *kinds)
     wrong: Any = make_dataclass(
         "Wrong", [("a", int, setting(0, "a", low=1)), ("b", int, setting(1, "b (default 1)"))]
@@ -187,3 +212,19 @@ def test_no_setting_is_declared_twice() -> None:
     declared = [RunSettings, CommandSettings, FileSettings, *{k.options for k in gate_kinds()}]
     names = [name for declaration in declared for name in settings_of(declaration)]
     assert len(names) == len(set(names))
+
+
+def test_a_function_has_the_signature_and_help_of_its_settings() -> None:
+    parameters = inspect.signature(qgate.collect).parameters
+    assert list(parameters)[:2] == ["model", "folder"]
+    for name, of in settings_of(CollectSettings).items():
+        assert parameters[name].default == of.default
+        assert re.search(rf"^{name} +\S", qgate.collect.__doc__ or "", re.MULTILINE)
+    with pytest.raises(TypeError, match="iteration"):
+        qgate.collect(None, "dump", iteration=1)  # type: ignore[arg-type, call-arg]
+
+
+def test_the_command_line_loads_settings_without_torch() -> None:
+    program = "import sys, qgate.cli; qgate.cli.parser(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
