@@ -377,13 +377,18 @@ def read_environment(declaration: type, environment: Mapping[str, str]) -> Mappi
     }
 
 
-def check_values(values: Any) -> None:
-    """Refuse values of a dataclass that its declaration does not allow; keep lists as tuples."""
+def check_values(values: Any, start: str = "{}=") -> None:
+    """Refuse values of a dataclass that its declaration does not allow; keep lists as tuples.
+
+    Messages begin with `start`, which has the name of the setting in place of braces.
+    """
     declaration: Any = type(values)
     for name, of in settings_of(declaration).items():
         value = getattr(values, name)
         if value != of.default:
-            object.__setattr__(values, name, of.read(value, start=f"{name}="))
+            checked = of.read(value, start=start.format(name))
+            if of.is_list:
+                object.__setattr__(values, name, checked)
 
 
 # Documentation ----------------------------------------------------------------------------------

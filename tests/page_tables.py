@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 from qgate import formats
 from qgate.cli._formats import number
 from qgate.collecting import CollectSettings
-from qgate.gate.limits import NUMBERS, Limits
+from qgate.gate.limits import Limits
 from qgate.modes.experts import EXPERT_MODES
 from qgate.modes.formats import FORMAT_MODES, FP32
 from qgate.modes.mamba import MAMBA_MODES
@@ -28,27 +27,16 @@ from tests.markdown import markdown_table
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 EVERY_MODE = (*FORMAT_MODES, *MAMBA_MODES, *SERVED_MODES, *SERVED_WEIGHT_MODES, *EXPERT_MODES)
 MARK, END = "<!-- made by python -m tests.page_tables --write -->\n", "<!-- made until here -->"
-SETTINGS = {
-    "budget_db": "dB from the error of an ideal quantizer",
-    "regression": "share above an accepted error",
-    "regression_other_device": "the same, where another arithmetic accepted it",
-    "regression_across_weights": "the same, with other weights than accepted",
-    "task_margin": "share of the accepted bits per byte or task metric that its change stays within",
-    "task_margin_other_device": "the same, where another arithmetic accepted it",
-    "atol": "added to accepted errors",
-}
-"""What each number of a limits table bounds."""
 
 
 def limits_table() -> str:
     """Return the settings of limits, their defaults and those of single scopes."""
-    defaults = {field.name: field.default for field in fields(Limits)}
     lines = []
-    for name in NUMBERS:
+    for name, of in settings_of(Limits).items():
         others = "; ".join(
             f"{scope.name} {scope.limits[name]:g}" for scope in SCOPES if name in scope.limits
         )
-        lines.append([f"`{name}`", SETTINGS[name], f"{defaults[name]:g}", others])
+        lines.append([f"`{name}`", of.help, of.default_text, others])
     return markdown_table(["setting", "bounds", "default", "default of a scope"], lines)
 
 

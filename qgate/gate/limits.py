@@ -12,6 +12,7 @@ from qgate.errors import QgateError
 from qgate.gate.measured import is_finite
 from qgate.metrics import METRICS, Metric
 from qgate.results.tasks import MARGINS
+from qgate.settings import check_values, setting, settings_of
 
 Side = Literal["<=", ">=", "=="]
 # Elements that other arithmetic moves across a threshold, and the share of them that other weights
@@ -137,44 +138,60 @@ def parse_bound(text: str, *, source: str = "", reason: str = "") -> Bound:
     return Bound(metric, side, value, about.signed, source, reason)
 
 
+def _share(default: float, help: str, high: float = 1) -> float:
+    allowed = f"a share ({default:g} is {100 * default:g} %)"
+    return setting(default, help, low=0, high=high, allowed_as=allowed)
+
+
 @dataclass(frozen=True)
 class Limits:
-    """Limits that hold at one site.
+    """Limits that hold at one site; its settings are the numbers of a table of limits.
 
-    budget_db                 dB that a local error may exceed that of an ideal quantizer
-    regression                share by which an error may exceed the accepted one, same device
-    regression_other_device   the same where the accepted errors were made with other arithmetic:
-                              another device, other instructions, another torch
-    regression_across_weights the same where they are of other weights (`other_weights`); local
-                              errors have twice this room, others more (`Scope.limits`)
-    task_margin               share of the accepted bits per byte, or of the accepted task metric,
-                              that its mean change stays within, with all of its 95 % interval, on
-                              both sides; a metric with one number for all has no interval
-    task_margin_other_device  the same where they were made with other arithmetic
-    atol                      added to accepted errors beside the measured noise floor: what
-                              float32 rounding alone can do to a relative MSE, (2^-24)^2 thrice
-    absolute                  bounds by metric
-    missing                   what a missing accepted value means: always "fail"
-    sources                   where each of them was set; "default" where it is not listed
+    absolute  bounds by metric
+    missing   what a missing accepted value means: always "fail"
+    sources   where each of them was set; "default" where it is not listed
     """
 
-    budget_db: float = 0.5
-    regression: float = 0.02
-    regression_other_device: float = 0.05
+    budget_db: float = setting(
+        0.5,
+        "dB that a local error may exceed that of an ideal quantizer",
+        low=0,
+        high=100,
+        allowed_as="decibels",
+    )
+    regression: float = _share(
+        0.02, "share by which an error may exceed the accepted one, made on the same device"
+    )
+    regression_other_device: float = _share(
+        0.05,
+        "the same where other arithmetic made it: another device, instructions or torch",
+        high=10,
+    )
     # Tuning moved carried errors of blocks by up to 0.12, by 0.4 where one element decides; a
-    # quantizer that truncates makes 20 times the error (docs/limits.md).
-    regression_across_weights: float = 0.25
-    task_margin: float = 0.005
-    task_margin_other_device: float = 0.02
-    atol: float = 1e-14
+    # quantizer that truncates makes 20 times the error (docs/limits.md). Others than local errors
+    # have more room (`Scope.limits`).
+    regression_across_weights: float = _share(
+        0.25, "the same where it is of other weights; local errors have twice this room", high=10
+    )
+    task_margin: float = _share(
+        0.005,
+        "share of the accepted bits per byte or task metric that its mean change stays within, "
+        "with all of its 95 % interval, on both sides; one number for all has no interval",
+    )
+    task_margin_other_device: float = _share(0.02, "the same where other arithmetic made it")
+    atol: float = setting(
+        1e-14,
+        "added to accepted errors beside the measured noise floor: what float32 rounding alone can "
+        "do to a relative MSE, (2^-24)^2 thrice",
+        low=0,
+    )
     absolute: Mapping[str, Bound] = field(default_factory=dict)
     missing: Literal["fail"] = "fail"
     sources: Mapping[str, str] = field(default_factory=dict)
     other_weights: bool = False
 
     def __post_init__(self) -> None:
-        for name in NUMBERS:
-            check_number(name, getattr(self, name))
+        check_values(self, "limit {} = ")
         if self.missing != "fail":
             raise QgateError(
                 f"missing {self.missing!r} is not allowed, only 'fail': a gate without a baseline "
@@ -234,16 +251,7 @@ class Limits:
         return {**plain, "absolute": bounds, "sources": dict(self.sources)}
 
 
-# The most that a number may be, and what to say beyond it.
-NUMBERS: Mapping[str, tuple[float, str]] = {
-    "budget_db": (100.0, "decibels from 0 to 100"),
-    "regression": (1.0, "a share from 0 to 1: 0.02 is 2 %"),
-    "regression_other_device": (10.0, "a share from 0 to 10: 0.05 is 5 %"),
-    "regression_across_weights": (10.0, "a share from 0 to 10: 0.25 is 25 %"),
-    "task_margin": (1.0, "a share from 0 to 1: 0.005 is 0.5 %"),
-    "task_margin_other_device": (1.0, "a share from 0 to 1: 0.02 is 2 %"),
-    "atol": (math.inf, "a finite number from 0"),
-}
+NUMBERS = tuple(settings_of(Limits))
 
 
 # From where on a limit holds nothing back, and why.
@@ -270,10 +278,3 @@ def check_reason(name: str, value: float, reason: str) -> None:
             f"limit {name} = {value!r} switches that kind of limit off: {effect}. Set it below "
             f'{least:g}, or add the reason: reason = "…".'
         )
-
-
-def check_number(name: str, value: object) -> None:
-    most, allowed = NUMBERS[name]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and math.isfinite(float(str(value))) and 0 <= float(str(value)) <= most):
-        raise QgateError(f"limit {name} = {value!r} is not allowed; it is {allowed}.")

@@ -19,6 +19,7 @@ from qgate.collecting.settings import CollectSettings, CollectSwitches
 from qgate.documents import toml
 from qgate.engines.findings import EngineLimits
 from qgate.errors import QgateError
+from qgate.gate.limits import Limits
 from qgate.project.gate_kinds import gate_kinds
 from qgate.project.options import CommandSettings, FileSettings, RunSettings
 from qgate.settings import (
@@ -200,7 +201,7 @@ def refused_defaults(*declarations: Any) -> list[str]:
 def test_every_default_is_allowed_and_stands_once() -> None:
     kinds = [kind.options for kind in gate_kinds()]
     own = (RunSettings, CommandSettings, FileSettings, CollectSwitches, CollectSettings,
-           SweepSettings, EngineLimits, ActivationSettings)  # fmt: skip
+           SweepSettings, EngineLimits, ActivationSettings, Limits)  # fmt: skip
     assert not refused_defaults(*own, *kinds)
     wrong: Any = make_dataclass(
         "Wrong", [("a", int, setting(0, "a", low=1)), ("b", int, setting(1, "b (default 1)"))]
