@@ -58,7 +58,7 @@ def _unheld(
     by_words = {mode for model, mode in explained if model not in names}
     for model in names:
         store, sites = Store(run.options.baselines, model), measured.get(model, {})
-        accepted, query = store.modes(), run.options.values["mode"]
+        accepted, query = store.modes(), run.options.run.mode
         asked = {mode for mode in {*accepted, *sites} if is_selected(mode, query, accepted)}
         modes = [
             mode
