@@ -37,7 +37,8 @@ from qgate.drawing.files import draw_analysis
 from qgate.dumps import Dump, merge_dumps, problems
 from qgate.engine import map_items
 from qgate.results import rows
-from qgate.sweeps.requests import Request, sweep_file
+from qgate.sweeps.requests import sweep_file
+from qgate.sweeps.settings import SweepSettings
 
 _SMALL = 256
 # How often the driver reads an index: to choose, to send, and to add up or to pair.
@@ -61,7 +62,7 @@ class Cost:
 
 def swept(folder: Path) -> None:
     for path in sorted(folder.rglob("*.safetensors")):
-        for found in sweep_file(str(path), Request(granularity=("tensor",))):
+        for found in sweep_file(str(path), SweepSettings(granularity="tensor")):
             assert found.error is None
 
 

@@ -27,7 +27,8 @@ import torch
 from safetensors.torch import save_file
 
 from qgate.engine import Workers, map_items, merged
-from qgate.sweeps.requests import Request, sweep_file
+from qgate.sweeps.requests import sweep_file
+from qgate.sweeps.settings import SweepSettings
 
 ENGINES = {
     "one process": Workers(),
@@ -39,7 +40,7 @@ ENGINES = {
 def swept(path: str) -> float:
     """What one worker does of a sweep; one thread, as workers are many."""
     torch.set_num_threads(1)
-    (found,) = sweep_file(path, Request(granularity=("tensor",)))
+    (found,) = sweep_file(path, SweepSettings(granularity="tensor"))
     return float(found.records[0]["advice"]["recommended"])
 
 

@@ -54,7 +54,7 @@ class Cost:
 def jobs() -> Iterator[tuple[str, Callable[[Path], Any]]]:
     """Name and what draws it; what draws returns the figure, or None where there is nothing."""
     from qgate.activation_stats.plots.pictures import pictures
-    from qgate.activation_stats.reading import ReportOptions
+    from qgate.activation_stats.settings import ViewSettings
     from qgate.charts.sheet import DPI
     from qgate.drawing.plots.pictures import PICTURES
     from qgate.sweeps.plots import PICTURES as SWEEPS
@@ -76,10 +76,10 @@ def jobs() -> Iterator[tuple[str, Callable[[Path], Any]]]:
         ("5 layers", activation_records.usual()),
         ("80 layers", activation_records.large()),
     ):
-        look = ReportOptions()
+        look = ViewSettings()
         for each in pictures(record, look):
 
-            def draw(path: Path, each: Any = each, look: ReportOptions = look) -> Any:
+            def draw(path: Path, each: Any = each, look: ViewSettings = look) -> Any:
                 sheet = each.sheet()
                 if sheet is not None:
                     each.write(sheet, [path], dpi=look.dpi, page=True)

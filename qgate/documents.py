@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from typing import TYPE_CHECKING, Any
@@ -76,3 +77,27 @@ def _values_in(node: Any, sizes: dict[int, int], inside: set[int]) -> int:
         sizes[id(node)] = 1 + sum(_values_in(part, sizes, inside) for part in parts)
         inside.discard(id(node))
     return sizes[id(node)]
+
+
+def split_list(text: str) -> list[Any]:
+    """Split a list as YAML writes it, in brackets, or with commas between its items.
+
+    Commas inside brackets of any kind belong to an item, so that patterns stay whole.
+    """
+    text = text.strip()
+    if text.startswith("[") and text.endswith("]"):
+        with explained_imports():
+            import yaml
+        with contextlib.suppress(yaml.YAMLError, ValueError, TypeError, RecursionError):
+            content = plain_yaml(text)
+            if isinstance(content, list):
+                return content
+    items, depth, escaped = [""], 0, False
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}") if not escaped else 0
+        if letter == "," and depth <= 0 and not escaped:
+            items.append("")
+        else:
+            items[-1] += letter
+        escaped = letter == "\\" and not escaped
+    return [item.strip() for item in items] if text else []

@@ -34,6 +34,7 @@ FLOORS = {
         3: "arithmetics formats stats models results baselines engine",
         2.5: "charts",
         2: "hooks storage devices kernels metrics",
+        1.5: "settings",
         1: "probe arithmetic registry hashing records text documents tensor_inputs device_errors",
         0.5: "exports",
         0.25: "loading",
@@ -496,8 +497,8 @@ def _misplaced(module: Module, imported: Import) -> str:
         return "only plugin and audit know pytest"
     if top == "matplotlib" and module.room != "charts" and "plots" not in module.name.split("."):
         return "only charts and the plots of features draw"
-    if top == "argparse" and module.room not in ("cli", "plugin"):
-        return "only cli and plugin read a command line"
+    if top == "argparse" and module.room not in ("cli", "plugin", "settings"):
+        return "only cli, plugin and settings read a command line"
     if top in LOADED_ON_DEMAND and imported.when != "call":
         return "import it inside the function that needs it"
     return ""

@@ -8,44 +8,35 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 from qgate import formats
 from qgate.cli._formats import number
-from qgate.gate.policy import NUMBERS, Limits
+from qgate.collecting import CollectSettings
+from qgate.gate.policy import Limits
 from qgate.modes.experts import EXPERT_MODES
 from qgate.modes.formats import FORMAT_MODES, FP32
 from qgate.modes.mamba import MAMBA_MODES
 from qgate.modes.served import SERVED_MODES
 from qgate.modes.served_weights import SERVED_WEIGHT_MODES
+from qgate.project.options import CommandSettings, RunSettings
 from qgate.results.kinds import SCOPES
+from qgate.settings import Setting, settings_of
 from tests.markdown import markdown_table
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 EVERY_MODE = (*FORMAT_MODES, *MAMBA_MODES, *SERVED_MODES, *SERVED_WEIGHT_MODES, *EXPERT_MODES)
 MARK, END = "<!-- made by python -m tests.page_tables --write -->\n", "<!-- made until here -->"
-SETTINGS = {
-    "budget_db": "dB from the error of an ideal quantizer",
-    "regression": "share above an accepted error",
-    "regression_other_device": "the same, where another arithmetic accepted it",
-    "regression_across_weights": "the same, with other weights than accepted",
-    "task_margin": "share of the accepted bits per byte or task metric that its change stays within",
-    "task_margin_other_device": "the same, where another arithmetic accepted it",
-    "atol": "added to accepted errors",
-}
-"""What each number of a limits table bounds."""
 
 
 def limits_table() -> str:
     """Return the settings of limits, their defaults and those of single scopes."""
-    defaults = {field.name: field.default for field in fields(Limits)}
     lines = []
-    for name in NUMBERS:
+    for name, of in settings_of(Limits).items():
         others = "; ".join(
             f"{scope.name} {scope.limits[name]:g}" for scope in SCOPES if name in scope.limits
         )
-        lines.append([f"`{name}`", SETTINGS[name], f"{defaults[name]:g}", others])
+        lines.append([f"`{name}`", of.help, of.default_text, others])
     return markdown_table(["setting", "bounds", "default", "default of a scope"], lines)
 
 
@@ -77,10 +68,41 @@ def modes_table() -> str:
     return markdown_table(["mode", "what it does"], lines)
 
 
+def _described(of: Setting) -> list[str]:
+    """Return the cells of a setting's default and meaning."""
+    default = f"`{of.default_text}`" if of.default_text else ""
+    return [text.replace("|", r"\|") for text in (default, of.help)]
+
+
+def collect_table() -> str:
+    """Return the arguments of `qgate.collect`, with their options and variables."""
+    lines = [
+        [
+            f"`{name}`",
+            "" if of.option is None else f"`--{of.option or name.replace('_', '-')}`",
+            f"`{of.variable}`" if of.variable else "",
+            *_described(of),
+        ]
+        for name, of in settings_of(CollectSettings).items()
+    ]
+    return markdown_table(["argument", "option", "variable", "default", "meaning"], lines)
+
+
+def command_settings_table() -> str:
+    """Return the settings that commands take by `--set`, or from the file of the project."""
+    run = settings_of(RunSettings)
+    calibration = {name: run[name] for name in run if name.startswith(("calib_", "percentile"))}
+    settings = {**settings_of(CommandSettings), **calibration}
+    lines = [[f"`{name}`", *_described(of)] for name, of in sorted(settings.items())]
+    return markdown_table(["key", "default", "meaning"], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "limits.md": limits_table,
     "formats.md": formats_table,
     "modes.md": modes_table,
+    "collecting.md": collect_table,
+    "commands.md": command_settings_table,
 }
 
 

@@ -28,6 +28,7 @@ THINGS = (
     "picture of a gate",
     "suite",
     "command",
+    "setting",
     "exhibit",
     "known arithmetic",
 )

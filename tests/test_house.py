@@ -252,7 +252,7 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
         ),
         "argparse": (
             {"formats/a.py": "from argparse import ArgumentParser\n"},
-            ["formats/a.py:1: imports argparse.ArgumentParser: only cli and plugin"],
+            ["formats/a.py:1: imports argparse.ArgumentParser: only cli, plugin and settings"],
         ),
         "transformers and datasets": (
             {

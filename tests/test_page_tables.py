@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from qgate.gate.policy import NUMBERS
 from qgate.results.kinds import SCOPES, Scope
-from tests.page_tables import DOCS, END, MARK, SETTINGS, TABLES, limits_table, replaced
+from tests.page_tables import DOCS, END, MARK, TABLES, limits_table, replaced
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_up_to_date(name: str) -> None:
     page = (DOCS / name).read_text(encoding="utf-8")
     assert replaced(page, TABLES[name]()) == page, "run python -m tests.page_tables --write"
-
-
-def test_every_setting_is_explained() -> None:
-    assert list(SETTINGS) == list(NUMBERS)
 
 
 def test_another_default_is_another_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,10 +28,15 @@ from qgate.activation_stats.networks import (
 )
 from qgate.activation_stats.plan import ActivationPlan, layer_number, plan_of, weight_table
 from qgate.activation_stats.plots.formats import draw_losses
-from qgate.activation_stats.reading import name_of, report_options, worst_format
+from qgate.activation_stats.reading import name_of, worst_format
 from qgate.activation_stats.record import ACTIVATIONS, ActivationsRecord, LayerActivations, Smoothed
 from qgate.activation_stats.sensitivity import NO_LOSS, Progress, SensitivityTarget, predicts_next
-from qgate.activation_stats.settings import ActivationSettings, changed_values, with_values
+from qgate.activation_stats.settings import (
+    ActivationSettings,
+    changed_values,
+    report_settings,
+    with_values,
+)
 from qgate.activation_stats.shards import gather_statistics
 from qgate.activation_stats.smoothing import smoothing_advice
 from qgate.activation_stats.subjects import MeasuredNetwork, SampleSet, sample_set_of, subject_of
@@ -87,8 +92,8 @@ class ActivationsResult(Overviewed):
         return frame_of(tables[table])
 
     def _draw(self) -> Sheet | None:
-        options = report_options(self.record["settings"])
-        pictures = (draw_losses(self.record, role, options) for role in (INPUT, OUTPUT, WEIGHT))
+        view = report_settings(self.record["settings"]).visualization
+        pictures = (draw_losses(self.record, role, view) for role in (INPUT, OUTPUT, WEIGHT))
         return next(filter(None, pictures), None) or super()._draw()
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from qgate.activation_stats.page import page
-from qgate.activation_stats.reading import ReportOptions, clean, digest, model_stem, report_options
+from qgate.activation_stats.reading import clean, digest, model_stem
 from qgate.activation_stats.record import ACTIVATIONS, ActivationsRecord
+from qgate.activation_stats.settings import ActivationSettings, report_settings
 from qgate.activation_stats.tables import as_json, csv_files
 from qgate.charts.reports import PagePicture
 from qgate.errors import QgateError
@@ -42,7 +43,7 @@ class UndrawnError(QgateError):
 def write_report(
     record: ActivationsRecord,
     folder: Location | str,
-    options: ReportOptions | None = None,
+    options: ActivationSettings | None = None,
     progress: Progress | None = None,
 ) -> list[Location]:
     """Write the files of a report, and return their paths, the page first.
@@ -50,13 +51,13 @@ def write_report(
     The options default to those of the run (`record["settings"]`). `progress` gets the number of
     pictures that are done, and of all.
     """
-    options = report_options(record["settings"]) if options is None else options
+    options = report_settings(record["settings"]) if options is None else options
     home = check_folder(folder, options)
     home.make()
     return _Writer(record, home, options, progress).write()
 
 
-def check_folder(folder: Location | str, options: ReportOptions) -> Folder:
+def check_folder(folder: Location | str, options: ActivationSettings) -> Folder:
     """Refuse a folder that no report can be written to, before the run."""
     location = location_of(folder)
     check_writable(location)
@@ -76,7 +77,7 @@ def check_folder(folder: Location | str, options: ReportOptions) -> Folder:
         raise QgateError(
             f"nothing can be written to {error.filename!r}: {error.strerror}. Give {other}."
         ) from None
-    name = options.report_name
+    name = options.output.report_name
     if name != Path(name).name or name.startswith(".") or not name.isprintable():
         raise QgateError(f"output.report_name {name!r} is no plain name of a file.")
     return home
@@ -112,23 +113,23 @@ class _Writer:
         self,
         record: ActivationsRecord,
         home: Folder,
-        options: ReportOptions,
+        options: ActivationSettings,
         progress: Progress | None,
     ) -> None:
         from qgate.activation_stats.plots.pictures import pictures
 
         self.record, self.home, self.options, self.progress = record, home, options, progress
         self.folder = home.location
-        needs_pictures = bool(options.pictures) or "html" in options.formats
-        self.pictures = pictures(record, options) if needs_pictures else []
+        output = options.output
+        needs_pictures = bool(output.pictures) or "html" in output.formats
+        self.pictures = pictures(record, options.visualization) if needs_pictures else []
         self.texts: dict[str, str] = {}
-        if "json" in options.formats:
+        if "json" in output.formats:
             self.texts[RECORD] = as_json(record)
-        if "csv" in options.formats:
+        if "csv" in output.formats:
             self.texts |= csv_files(record)
-        self.page = (
-            f"{options.report_name.removesuffix('.html')}.html" if "html" in options.formats else ""
-        )
+        page = f"{output.report_name.removesuffix('.html')}.html"
+        self.page = page if "html" in output.formats else ""
         self.owners, existing = _owners(home), home.names()
         model = record["model"]
         stem = model_stem(model)
@@ -152,7 +153,7 @@ class _Writer:
         return name if self.plain else f"{self.stem}-{name}"
 
     def _picture_files(self, picture: ActivationPicture) -> list[str]:
-        return [f"{self.stem}-{picture.name}.{ending}" for ending in self.options.pictures]
+        return [f"{self.stem}-{picture.name}.{ending}" for ending in self.options.output.pictures]
 
     def _possible(self) -> list[str]:
         names = [self._named(name) for name in (*self.texts, self.page) if name]
@@ -192,7 +193,7 @@ class _Writer:
                 sheet = picture.sheet()
                 if sheet is not None:
                     with local_files([self.folder / name for name in files]) as paths:
-                        picture.write(sheet, paths, dpi=self.options.dpi)
+                        picture.write(sheet, paths, dpi=self.options.visualization.dpi)
                     written += files
                     if self.page:
                         file = files[0] if files else ""

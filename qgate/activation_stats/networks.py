@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qgate.activation_stats.settings import SettingSection
+from qgate.activation_stats.settings import MemorySettings
 from qgate.activation_stats.subjects import MeasuredNetwork
 from qgate.devices import resolve
 from qgate.engine import PackedValue, Workers
@@ -40,7 +40,7 @@ class NetworkRecipe:
     module: nn.Module | None
     name: str
     blocks: tuple[str, ...]
-    memory: SettingSection
+    memory: MemorySettings
     fingerprint: str
 
 
@@ -79,7 +79,7 @@ def network_of(source: NetworkSource) -> LoadedNetwork:
 
 
 def packed_recipe(
-    subject: MeasuredNetwork, blocks: tuple[str, ...], memory: SettingSection
+    subject: MeasuredNetwork, blocks: tuple[str, ...], memory: MemorySettings
 ) -> PackedValue[NetworkRecipe]:
     """Pack a network for other processes; a module without a name goes there with its weights."""
     module = subject.module if subject.from_caller else None
@@ -110,7 +110,7 @@ def _fingerprint(network: nn.Module) -> str:
 
 @contextlib.contextmanager
 def network_source(
-    subject: MeasuredNetwork, blocks: tuple[str, ...], memory: SettingSection, workers: Workers
+    subject: MeasuredNetwork, blocks: tuple[str, ...], memory: MemorySettings, workers: Workers
 ) -> Iterator[NetworkSource]:
     """Yield the network that passes run on: here, while this is open, or its recipe."""
     if not workers.is_here:

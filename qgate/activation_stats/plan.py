@@ -108,11 +108,11 @@ class _Planner:
         if on.percentile_range:
             self._percentiles(magnitude)
         if on.heatmap_3d:
-            own = view.heatmap_3d
+            heat = view.heatmap_3d
             first = dict(list(magnitude.items())[:1])
-            panels = self._panels("heatmap_3d.pattern", own.pattern, first)
-            few = {p: names[: max(own.num_2d_layers, 1)] for p, names in panels.items()}
-            self._add_panels("heat_map", few, _role(own), heat_map=own.sample_idx)
+            panels = self._panels("heatmap_3d.pattern", heat.pattern, first)
+            few = {p: names[: max(heat.num_2d_layers, 1)] for p, names in panels.items()}
+            self._add_panels("heat_map", few, _role(heat), heat_map=heat.sample_idx)
         self._advice(magnitude)
         if self.emptied and not result.requests:
             raise QgateError(self.emptied[0])
@@ -183,9 +183,10 @@ class _Planner:
         if self.selected is not None:
             every = [name for names in panels.values() for name in names]
             if not self.selected & set(every):
+                chosen = list(self.view.layer_selection.patterns or ())
                 self.emptied.append(
-                    f"layer_selection.patterns {list(self.view.layer_selection.patterns)} leave no "
-                    f"layer of {setting} {list(panels)}: it has {listed(every, 20)}."
+                    f"layer_selection.patterns {chosen} leave no layer of "
+                    f"{setting} {list(panels)}: it has {listed(every, 20)}."
                 )
             panels = {p: [n for n in names if n in self.selected] for p, names in panels.items()}
         return {pattern: names for pattern, names in panels.items() if names}

@@ -7,7 +7,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
 from qgate.activation_stats.record import (
@@ -18,7 +18,6 @@ from qgate.activation_stats.record import (
     Proposal,
     Smoothed,
 )
-from qgate.activation_stats.settings import KEYS
 from qgate.summaries.reading import Item, figure_of, grouped, ratio_db
 from qgate.summaries.record import HIDDEN_DB
 from qgate.text import decibels, one_line, shortened
@@ -28,55 +27,6 @@ BROKEN_DB = 10.0
 
 GAIN_DB = 1.0
 """The least gain of smoothing for which a layer is named."""
-
-
-def _option(key: str) -> Any:
-    return field(default=KEYS[key].default, metadata={"key": key})
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """The settings of how a record is shown, each with the name of its key."""
-
-    dpi: int = _option("visualization.dpi")
-    show_legend: bool = _option("visualization.show_legend")
-    reduce_dim: int | None = _option("visualization.magnitude.reduce_dim")
-    combined_plot: bool = _option("visualization.magnitude.combined_plot")
-    layer_wise: bool = _option("visualization.enabled.outlier_layer_wise")
-    position: bool = _option("visualization.enabled.outlier_position")
-    token: bool = _option("visualization.enabled.outlier_token")
-    top_n: int = _option("visualization.outlier.top_n")
-    plot_types: tuple[str, ...] = _option("visualization.distribution.plot_types")
-    distribution_input: bool = _option("visualization.distribution.is_input")
-    histogram_layers: int = _option("visualization.distribution.num_layers_to_show")
-    heat_input: bool = _option("visualization.heatmap_3d.is_input")
-    view_angle: tuple[float, ...] = _option("visualization.heatmap_3d.view_angle")
-    flat_layers: int = _option("visualization.heatmap_3d.num_2d_layers")
-    percentile_input: bool = _option("visualization.percentile_range.is_input")
-    use_abs: bool = _option("visualization.percentile_range.use_abs")
-    style: str = _option("visualization.percentile_range.style")
-    formats: tuple[str, ...] = _option("output.formats")
-    report_name: str = _option("output.report_name")
-
-    @property
-    def reduced(self) -> str:
-        """The dimension that the vectors of the pictures have."""
-        return {-1: "token", -2: "channel"}.get(self.reduce_dim or 0, "all")
-
-    @property
-    def pictures(self) -> tuple[str, ...]:
-        """Endings of the picture files."""
-        return tuple(name for name in self.formats if name in ("png", "svg", "pdf"))
-
-
-REPORT_KEYS = {option.name: option.metadata["key"] for option in fields(ReportOptions)}
-
-
-def report_options(settings: Mapping[str, Any]) -> ReportOptions:
-    """Return the options in the settings of a record."""
-    given = {name: settings[key] for name, key in REPORT_KEYS.items() if key in settings}
-    own: Mapping[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
-    return ReportOptions(**own)
 
 
 # Layers ------------------------------------------------------------------------------------------

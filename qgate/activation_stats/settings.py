@@ -1,208 +1,305 @@
 """Settings of `qgate activations`: every key with its default and its meaning.
 
 The keys are those of quant-smooth-ana, whose YAML files load as they are. The commented default
-file and the messages are made from this table. `read_settings` reads a file and, over it, the
-options of a command line.
+file and the messages are made from the fields below; those about the report hold where a record is
+drawn again. `read_settings` reads a file and, over it, the options of a command line.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import FrozenInstanceError
-from functools import reduce
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from qgate.activation_stats.setting_values import (
-    SettingKey,
-    full_name,
-    resolve_keys,
-    value_of,
-)
+from qgate import formats
+from qgate.activation_stats.setting_names import full_name, resolve_keys
 from qgate.errors import QgateError, unknown
+from qgate.settings import Form, pattern, sections_of, setting, settings_of, struct_of, values_of
 from qgate.storage.documents import read_document
 from qgate.storage.locations import user_location
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
-_VIEW = "visualization."
-SECTIONS = {
-    "model": "The model",
-    "data": "The text that it reads",
-    "data.custom": "How files are read",
-    "memory": "Where it computes",
-    "visualization": "The analyses; `visualization.` may be left out of their names",
-    "visualization.enabled": "Which analyses are made",
-    "visualization.magnitude": "Magnitudes of |x|",
-    "visualization.magnitude.weight": "Magnitudes of weights",
-    "visualization.outlier": "Outlier tokens and channels",
-    "visualization.distribution": "Distributions",
-    "visualization.heatmap_3d": "Tokens by channels of one sample",
-    "visualization.percentile_range": "Percentiles of channels",
-    "visualization.layer_selection": "A filter on all analyses",
-    "output": "What is written",
-    "smoothing": "Smoothing advice",
-    "sensitivity": "Sensitivity of the layers",
-}
+
+def _formats(default: tuple[str, ...], doc: str) -> Any:
+    """Declare a list of number formats."""
+    return setting(
+        default, doc, check=lambda name: formats.get(name).name, allowed_as="the name of a format"
+    )
 
 
-def _key(name: str, kind: type, default: Any, doc: str, **rules: Any) -> SettingKey:
-    """Describe a key; it may be null where that is its default or `nullable` is true."""
-    many = rules.pop("many", False) or isinstance(default, tuple)
-    nullable = rules.pop("nullable", False) or default is None
-    return SettingKey(name, kind, default, doc, many, nullable, rules)
-
-
-def _switch(name: str, default: bool, doc: str) -> SettingKey:
-    return _key(name, bool, default, doc)
-
-
-def _choice(name: str, default: Any, doc: str, *choices: str) -> SettingKey:
-    return _key(name, str, default, doc, choices=choices)
-
-
-def _formats(name: str, default: tuple[str, ...], doc: str) -> SettingKey:
-    return _key(name, str, default, doc, registered=True)
-
-
-def _pattern(name: str, doc: str) -> SettingKey:
-    doc = f"a regular expression over module names: {doc}"
-    return _key(f"{_VIEW}{name}", str, None, doc, pattern=True)
-
-
-def _patterns(name: str, doc: str, **rules: Any) -> SettingKey:
+def _pattern(doc: str, **about: Any) -> Any:
+    """Declare a regular expression, or a list of them."""
     doc = doc.replace("REGEX", "a regular expression over module names")
-    return _key(f"{_VIEW}{name}.patterns", str, None, doc, pattern=True, many=True, **rules)
+    return setting(None, doc, check=pattern, allowed_as="a regular expression", **about)
 
 
-_PANELS = "each REGEX is one panel; null: those of magnitude.patterns"
-KEYS: dict[str, SettingKey] = {key.name: key for key in (
-    _key("model.path", str, None, "the model: tiny-llama, hf:PATH, mamba:PATH or FILE.py:build"),
-    _key("model.name", str, None, "what figures and files call it; null: made from the path"),
-    _key("data.source", str, "builtin",
-         "builtin, pile, wikitext2, c4, redpajama, custom:FILE, hf:NAME or tokens:FILE.npy"),
-    _key("data.num_samples", int, 64, "samples the model is run on", low=1),
-    _key("data.seq_len", int, None,
-         "tokens of a sample; null: 512 of the built-in text, 1024 of any other, or as many as "
-         "the model has positions", low=1),
-    _key("data.seed", int, 0, "draws the rows and windows of the data", low=0),
-    _key("data.path", str, None, "a local copy, file or folder, of the data set of data.source"),
-    _key("data.subset", str, None, "the subset of a data set; null: its usual one"),
-    _key("data.split", str, None,
-         "the split of a data set; null: validation, else test, else train"),
-    _choice("data.custom.format", None,
-            "text (a sample per line), document (one text), json, jsonl, csv, parquet; null: by "
-            "ending", "text", "document", "json", "jsonl", "csv", "parquet"),
-    _key("data.custom.text_column", str, "text",
-         "the field of JSON, CSV, Parquet or a data set with the text"),
-    _key("memory.device", str, "auto", "where the model computes: auto, cpu, cuda or cuda:N"),
-    _key("memory.offload_device", str, "cpu", "where layers wait until they compute"),
-    _switch("memory.auto_offload", True,
-            "compute layer by layer if the model does not fit the device"),
-    _key(f"{_VIEW}save_dir", str, "./figures",
-         "the folder or URL that everything is written to"),
-    _key(f"{_VIEW}dpi", int, 200, "dots per inch of the pictures", low=1, high=2400),
-    _switch(f"{_VIEW}show_legend", True, "legends in the pictures"),
-    _switch(f"{_VIEW}enabled.magnitude_input", True,
-            "the largest, median and smallest of each layer's input"),
-    _switch(f"{_VIEW}enabled.magnitude_output", True, "the same of each layer's output"),
-    _switch(f"{_VIEW}enabled.magnitude_weight", False, "the same of each layer's weight"),
-    _switch(f"{_VIEW}enabled.outlier_layer_wise", True, "outlier tokens per layer"),
-    _switch(f"{_VIEW}enabled.outlier_position", True,
-            "where in a sample the outlier tokens are"),
-    _switch(f"{_VIEW}enabled.outlier_token", True, "which tokens the outlier tokens are"),
-    _switch(f"{_VIEW}enabled.heatmap_3d", False,
-            "tokens by channels of one sample, as a surface and flat"),
-    _switch(f"{_VIEW}enabled.distribution", False, "histograms, box plots, kurtosis"),
-    _switch(f"{_VIEW}enabled.percentile_range", False, "percentiles of every channel"),
-    _patterns("magnitude", "each REGEX is one panel; null: every linear layer of the blocks"),
-    _key(f"{_VIEW}magnitude.reduce_dim", int, -1,
-         "-1: the maximum of each token; -2: of each channel; null (or 0): all values as they are",
-         choices=(-1, -2, 0), nullable=True),
-    _switch(f"{_VIEW}magnitude.combined_plot", False,
-            "one figure for all patterns in place of one for each"),
-    _patterns("magnitude.weight", "REGEX: whose weights; null: those of magnitude.patterns"),
-    _key(f"{_VIEW}outlier.threshold", float, 64.0,
-         "a token is an outlier if its maximum is above this many medians of the tokens' maxima",
-         above=0),
-    _pattern("outlier.pattern", "whose outputs are searched; null: the blocks of the model"),
-    _key(f"{_VIEW}outlier.top_n", int, 10, "tokens, positions and channels that are listed",
-         low=1),
-    _switch(f"{_VIEW}outlier.decode_tokens", True,
-            "show outlier tokens by their text; false: by their id"),
-    _key(f"{_VIEW}outlier.floor", float, 0.0,
-         "a token is no outlier unless its maximum is above this", low=0),
-    _key(f"{_VIEW}outlier.channel_ratio", float, 10.0,
-         "a channel is an outlier if its maximum is above this many medians of the channels'",
-         above=0),
-    _key(f"{_VIEW}outlier.persistence", float, 0.25,
-         "a channel is systematic if it is an outlier in this share of samples",
-         above=0, high=1),
-    _patterns("distribution", _PANELS),
-    _choice(f"{_VIEW}distribution.plot_types", ("boxplot", "histogram"), "boxplot, histogram",
-            "boxplot", "histogram"),
-    _switch(f"{_VIEW}distribution.is_input", True,
-            "of the layers' inputs; false: of their outputs"),
-    _key(f"{_VIEW}distribution.num_layers_to_show", int, 4, "layers in a histogram", low=1),
-    _pattern("heatmap_3d.pattern", "whose layers; null: the first of magnitude.patterns"),
-    _key(f"{_VIEW}heatmap_3d.sample_idx", int, 0, "the sample that is drawn, counted from 0",
-         low=0),
-    _switch(f"{_VIEW}heatmap_3d.is_input", False, "the layer's input; false: its output"),
-    _key(f"{_VIEW}heatmap_3d.view_angle", float, (30.0, 45.0),
-         "height and turn of the view, in degrees", length=2),
-    _key(f"{_VIEW}heatmap_3d.num_2d_layers", int, 2, "layers that are drawn flat as well", low=0),
-    _patterns("percentile_range", _PANELS),
-    _switch(f"{_VIEW}percentile_range.is_input", True,
-            "of the layers' inputs; false: of their outputs"),
-    _switch(f"{_VIEW}percentile_range.use_abs", False, "of the values without their signs"),
-    _choice(f"{_VIEW}percentile_range.style", "line", "line or fill", "line", "fill"),
-    _key(f"{_VIEW}percentile_range.num_layers_to_show", int, 4, "layers drawn, evenly spaced",
-         low=1),
-    _patterns("layer_selection", "each REGEX: all analyses see only these layers; null: all",
-              empty=True),
-    _choice("output.formats", ("png", "html", "csv", "json"),
-            "what is written: png, svg, pdf (pictures), html (the report), csv, json (the tables)",
-            "png", "svg", "pdf", "html", "csv", "json"),
-    _key("output.report_name", str, "analysis_report", "the report's file, without its ending"),
-    _switch("output.include_raw_data", False, "the vectors behind the figures in the JSON as well"),
-    _formats("formats", ("int8", "fp8_e4m3", "mxfp8_e4m3", "mxfp4_e2m1", "nvfp4"),
-             "the SQNR table: what each layer loses in these formats"),
-    _switch("smoothing.enabled", True,
-            "advice: migration strength of each layer, SQNR before and after"),
-    _formats("smoothing.formats", ("int8", "mxfp8_e4m3", "mxfp4_e2m1"),
-             "formats the advice is for"),
-    _key("smoothing.alphas", float, (0.0, 0.25, 0.5, 0.75, 1.0),
-         "migration strengths tried, each from 0 to 1", low=0, high=1),
-    _switch("sensitivity.enabled", False, "quantize one site at a time and rank the layers"),
-    _formats("sensitivity.formats", ("mxfp4_e2m1",), "formats it is done in"),
-    _key("sensitivity.target_sqnr_db", float, None,
-         "keep the fewest layers in high precision that reach this SQNR of the output"),
-    _key("sensitivity.target_loss", float, None,
-         "keep the fewest layers in high precision that reach this loss", low=0),
-)}  # fmt: skip
+@dataclass(frozen=True)
+class SampleFiles:
+    """The files that are read."""
+
+    format: Literal["text", "document", "json", "jsonl", "csv", "parquet"] | None = setting(
+        None,
+        "text (a sample per line), document (one text), json, jsonl, csv, parquet; null: by ending",
+    )
+    text_column: str = setting(
+        "text", "the field of JSON, CSV, Parquet or a data set with the text"
+    )
 
 
-class SettingSection(SimpleNamespace):
-    """The values of a section by the names of their keys; they do not change."""
+@dataclass(frozen=True)
+class ModelSettings:
+    """The model."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+    path: str | None = setting(None, "the model: tiny-llama, hf:PATH, mamba:PATH or FILE.py:build")
+    name: str | None = setting(None, "what figures and files call it; null: made from the path")
 
 
-class ActivationSettings(SettingSection):
-    """All sections, with values by dotted names; a key without one has its default."""
+@dataclass(frozen=True)
+class DataSettings:
+    """The text that it reads."""
 
-    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        tree: dict[str, object] = {name: SettingSection() for name in SECTIONS}
-        for name, inner in tree.items():
-            above, _, leaf = name.rpartition(".")
-            vars(tree[above] if above else self)[leaf] = inner
-        for name, key in KEYS.items():
-            section, _, leaf = name.rpartition(".")
-            value = (values or {}).get(name, key.default)
-            vars(tree[section] if section else self)[leaf] = value
+    source: str = setting(
+        "builtin",
+        "builtin, pile, wikitext2, c4, redpajama, custom:FILE, hf:NAME or tokens:FILE.npy",
+    )
+    num_samples: int = setting(64, "samples the model is run on", low=1)
+    seq_len: int | None = setting(
+        None,
+        "tokens of a sample; null: 512 of the built-in text, 1024 of any other, or as many as "
+        "the model has positions",
+        low=1,
+    )
+    seed: int = setting(0, "draws the rows and windows of the data", low=0)
+    path: str | None = setting(None, "a local copy, file or folder, of the data set of data.source")
+    subset: str | None = setting(None, "the subset of a data set; null: its usual one")
+    split: str | None = setting(
+        None, "the split of a data set; null: validation, else test, else train"
+    )
+    custom: SampleFiles = SampleFiles()
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """The devices that it computes on."""
+
+    device: str = setting("auto", "where the model computes: auto, cpu, cuda or cuda:N")
+    offload_device: str = setting("cpu", "where layers wait until they compute")
+    auto_offload: bool = setting(
+        True, "compute layer by layer if the model does not fit the device"
+    )
+
+
+@dataclass(frozen=True)
+class EnabledAnalyses:
+    """The analyses that are made."""
+
+    magnitude_input: bool = setting(True, "the largest, median and smallest of each layer's input")
+    magnitude_output: bool = setting(True, "the same of each layer's output")
+    magnitude_weight: bool = setting(False, "the same of each layer's weight")
+    outlier_layer_wise: bool = setting(True, "outlier tokens per layer", about="report")
+    outlier_position: bool = setting(
+        True, "where in a sample the outlier tokens are", about="report"
+    )
+    outlier_token: bool = setting(True, "which tokens the outlier tokens are", about="report")
+    heatmap_3d: bool = setting(False, "tokens by channels of one sample, as a surface and flat")
+    distribution: bool = setting(False, "histograms, box plots, kurtosis")
+    percentile_range: bool = setting(False, "percentiles of every channel")
+
+
+@dataclass(frozen=True)
+class WeightSettings:
+    """Magnitudes of weights."""
+
+    patterns: tuple[str, ...] | None = _pattern(
+        "REGEX: whose weights; null: those of magnitude.patterns"
+    )
+
+
+@dataclass(frozen=True)
+class MagnitudeSettings:
+    """Magnitudes of |x|."""
+
+    patterns: tuple[str, ...] | None = _pattern(
+        "each REGEX is one panel; null: every linear layer of the blocks"
+    )
+    reduce_dim: Literal[-1, -2, 0] | None = setting(
+        -1,
+        "-1: the maximum of each token; -2: of each channel; null (or 0): all values as they are",
+        about="report",
+    )
+    combined_plot: bool = setting(
+        False, "one figure for all patterns in place of one for each", about="report"
+    )
+    weight: WeightSettings = WeightSettings()
+
+    @property
+    def reduced(self) -> str:
+        """The dimension that the vectors of the pictures have."""
+        return {-1: "token", -2: "channel"}.get(self.reduce_dim or 0, "all")
+
+
+@dataclass(frozen=True)
+class OutlierSettings:
+    """Outlier tokens and channels."""
+
+    threshold: float = setting(
+        64.0,
+        "a token is an outlier if its maximum is above this many medians of the tokens' maxima",
+        above=0,
+    )
+    pattern: str | None = _pattern(
+        "REGEX: whose outputs are searched; null: the blocks of the model"
+    )
+    top_n: int = setting(
+        10, "tokens, positions and channels that are listed", low=1, about="report"
+    )
+    decode_tokens: bool = setting(True, "show outlier tokens by their text; false: by their id")
+    floor: float = setting(0.0, "a token is no outlier unless its maximum is above this", low=0)
+    channel_ratio: float = setting(
+        10.0,
+        "a channel is an outlier if its maximum is above this many medians of the channels'",
+        above=0,
+    )
+    persistence: float = setting(
+        0.25,
+        "a channel is systematic if it is an outlier in this share of samples",
+        above=0,
+        high=1,
+    )
+
+
+@dataclass(frozen=True)
+class DistributionSettings:
+    """Distributions."""
+
+    patterns: tuple[str, ...] | None = _pattern(
+        "each REGEX is one panel; null: those of magnitude.patterns"
+    )
+    plot_types: tuple[Literal["boxplot", "histogram"], ...] = setting(
+        ("boxplot", "histogram"), "boxplot, histogram", about="report"
+    )
+    is_input: bool = setting(True, "of the layers' inputs; false: of their outputs", about="report")
+    num_layers_to_show: int = setting(4, "layers in a histogram", low=1, about="report")
+
+
+@dataclass(frozen=True)
+class HeatmapSettings:
+    """Tokens by channels of one sample."""
+
+    pattern: str | None = _pattern("REGEX: whose layers; null: the first of magnitude.patterns")
+    sample_idx: int = setting(0, "the sample that is drawn, counted from 0", low=0)
+    is_input: bool = setting(False, "the layer's input; false: its output", about="report")
+    view_angle: tuple[float, float] = setting(
+        (30.0, 45.0), "height and turn of the view, in degrees", about="report"
+    )
+    num_2d_layers: int = setting(2, "layers that are drawn flat as well", low=0, about="report")
+
+
+@dataclass(frozen=True)
+class RangeSettings:
+    """Percentiles of channels."""
+
+    patterns: tuple[str, ...] | None = _pattern(
+        "each REGEX is one panel; null: those of magnitude.patterns"
+    )
+    is_input: bool = setting(True, "of the layers' inputs; false: of their outputs", about="report")
+    use_abs: bool = setting(False, "of the values without their signs", about="report")
+    style: Literal["line", "fill"] = setting("line", "line or fill", about="report")
+    num_layers_to_show: int = setting(4, "layers drawn, evenly spaced", low=1)
+
+
+@dataclass(frozen=True)
+class LayerSelection:
+    """A filter on all analyses."""
+
+    patterns: tuple[str, ...] | None = _pattern(
+        "each REGEX: all analyses see only these layers; null: all", empty=True
+    )
+
+
+@dataclass(frozen=True)
+class ViewSettings:
+    """The analyses; `visualization.` may be left out of their names."""
+
+    save_dir: str = setting("./figures", "the folder or URL that everything is written to")
+    dpi: int = setting(200, "dots per inch of the pictures", low=1, high=2400, about="report")
+    show_legend: bool = setting(True, "legends in the pictures", about="report")
+    enabled: EnabledAnalyses = EnabledAnalyses()
+    magnitude: MagnitudeSettings = MagnitudeSettings()
+    outlier: OutlierSettings = OutlierSettings()
+    distribution: DistributionSettings = DistributionSettings()
+    heatmap_3d: HeatmapSettings = HeatmapSettings()
+    percentile_range: RangeSettings = RangeSettings()
+    layer_selection: LayerSelection = LayerSelection()
+
+
+@dataclass(frozen=True)
+class OutputSettings:
+    """The files that are written."""
+
+    formats: tuple[Literal["png", "svg", "pdf", "html", "csv", "json"], ...] = setting(
+        ("png", "html", "csv", "json"),
+        "what is written: png, svg, pdf (pictures), html (the report), csv, json (the tables)",
+        about="report",
+    )
+    report_name: str = setting(
+        "analysis_report", "the report's file, without its ending", about="report"
+    )
+    include_raw_data: bool = setting(False, "the vectors behind the figures in the JSON as well")
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        """Endings of the picture files."""
+        return tuple(name for name in self.formats if name in ("png", "svg", "pdf"))
+
+
+@dataclass(frozen=True)
+class SmoothingSettings:
+    """Smoothing advice."""
+
+    enabled: bool = setting(True, "advice: migration strength of each layer, SQNR before and after")
+    formats: tuple[str, ...] = _formats(
+        ("int8", "mxfp8_e4m3", "mxfp4_e2m1"), "formats the advice is for"
+    )
+    alphas: tuple[float, ...] = setting(
+        (0.0, 0.25, 0.5, 0.75, 1.0), "migration strengths tried, each from 0 to 1", low=0, high=1
+    )
+
+
+@dataclass(frozen=True)
+class SensitivitySettings:
+    """Sensitivity of the layers."""
+
+    enabled: bool = setting(False, "quantize one site at a time and rank the layers")
+    formats: tuple[str, ...] = _formats(("mxfp4_e2m1",), "formats it is done in")
+    target_sqnr_db: float | None = setting(
+        None, "keep the fewest layers in high precision that reach this SQNR of the output"
+    )
+    target_loss: float | None = setting(
+        None, "keep the fewest layers in high precision that reach this loss", low=0
+    )
+
+
+@dataclass(frozen=True)
+class ActivationSettings:
+    """All settings, in sections as their files have them."""
+
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    memory: MemorySettings = MemorySettings()
+    visualization: ViewSettings = ViewSettings()
+    output: OutputSettings = OutputSettings()
+    formats: tuple[str, ...] = _formats(
+        ("int8", "fp8_e4m3", "mxfp8_e4m3", "mxfp4_e2m1", "nvfp4"),
+        "the SQNR table: what each layer loses in these formats",
+    )
+    smoothing: SmoothingSettings = SmoothingSettings()
+    sensitivity: SensitivitySettings = SensitivitySettings()
+
+    def __post_init__(self) -> None:
         sample, samples = self.visualization.heatmap_3d.sample_idx, self.data.num_samples
         if sample >= samples:
             raise QgateError(
@@ -210,9 +307,15 @@ class ActivationSettings(SettingSection):
                 f"data.num_samples {samples}; it is a whole number from 0 to {samples - 1}."
             )
 
-    def values(self) -> dict[str, object]:
-        """Return every value by the dotted name of its key."""
-        return {name: reduce(getattr, name.split("."), self) for name in KEYS}
+
+KEYS = settings_of(ActivationSettings)
+REPORT_KEYS = tuple(name for name, key in KEYS.items() if key.about == "report")
+"""Keys of how a record is shown."""
+
+
+def value_of(name: str, value: Any, form: Form = "loose", where: str = "") -> Any:
+    """Check the value of a key, in a file or on a command line."""
+    return KEYS[name].read(value, form, f"{where}{name} ")
 
 
 def read_settings(
@@ -226,33 +329,40 @@ def read_settings(
 
     A key that is unknown, given twice or of another type is an error.
     """
-    values = {name: value_of(KEYS[name], value) for name, value in (defaults or {}).items()}
+    values = {name: value_of(name, value) for name, value in (defaults or {}).items()}
     if path is not None:
         location = user_location(path)
         document = read_document(location, "configuration")
         for name, value in resolve_keys(document, KEYS, str(location)).items():
-            values[name] = value_of(KEYS[name], value, where=f"{location}: ")
+            values[name] = value_of(name, value, where=f"{location}: ")
     given_as: dict[str, str] = {}
     for option, text in overrides:
         name = full_name(option, KEYS)
         if given_as.setdefault(name, option) != option:
             raise QgateError(f"{given_as[name]} and {option} are the same key: give one of them.")
-        values[name] = value_of(KEYS[name], text, text=True)
-    return ActivationSettings(values)
+        values[name] = value_of(name, text, "typed")
+    return struct_of(ActivationSettings, values)
+
+
+def report_settings(values: Mapping[str, Any]) -> ActivationSettings:
+    """Return how a record is shown, by the settings of its run."""
+    own = {name: values[name] for name in REPORT_KEYS if name in values}
+    own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
+    return struct_of(ActivationSettings, own)
 
 
 def with_values(settings: ActivationSettings, overrides: Mapping[str, Any]) -> ActivationSettings:
     """Return settings with some values of Python in place of theirs."""
-    values = settings.values()
+    values = {**values_of(settings)}
     for override, value in overrides.items():
         name = full_name(override.replace("__", "."), KEYS)
-        values[name] = value_of(KEYS[name], list(value) if isinstance(value, tuple) else value)
-    return ActivationSettings(values)
+        values[name] = value_of(name, value)
+    return struct_of(ActivationSettings, values)
 
 
 def changed_values(settings: ActivationSettings, *, plain: bool = False) -> dict[str, object]:
     """Return the values that differ from the defaults, as JSON has them where `plain` is true."""
-    values = {k: v for k, v in settings.values().items() if v != KEYS[k].default}
+    values = {k: v for k, v in values_of(settings).items() if v != KEYS[k].default}
     if plain:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
     return values
@@ -268,7 +378,7 @@ def default_config_text(kind: str = "yaml") -> str:
     if kind not in ("yaml", "toml"):
         raise unknown("kind of configuration", kind, ("yaml", "toml"))
     is_toml = kind == "toml"
-    lines, opened = [_HEADING], {""}
+    lines, opened, sections = [_HEADING], {""}, sections_of(ActivationSettings)
     # TOML wants the keys of a table before the tables inside it.
     for key in sorted(KEYS.values(), key=lambda key: is_toml and "." in key.name):
         section, _, leaf = key.name.rpartition(".")
@@ -279,15 +389,15 @@ def default_config_text(kind: str = "yaml") -> str:
                 opened.add(name)
                 heading = f"[{name}]" if is_toml else f"{'  ' * depth}{title}:"
                 gap = "\n" if is_toml or not depth else ""
-                lines.append(f"{gap}{heading}  # {SECTIONS[name]}")
+                lines.append(f"{gap}{heading}  # {sections[name]}")
         value = _literal(key.default)
         if not is_toml:
             gap = "" if above else "\n"
-            lines.append(f"{gap}{'  ' * len(above)}{leaf}: {value}  # {key.doc}")
+            lines.append(f"{gap}{'  ' * len(above)}{leaf}: {value}  # {key.help}")
         elif key.default is None:  # TOML has no null
-            lines.append(f'# {leaf} = "null"  # {key.doc}')
+            lines.append(f'# {leaf} = "null"  # {key.help}')
         else:
-            lines.append(f"{leaf} = {value}  # {key.doc}")
+            lines.append(f"{leaf} = {value}  # {key.help}")
     return "\n".join(lines) + "\n"
 
 

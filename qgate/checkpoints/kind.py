@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qgate.errors import QgateError
 from qgate.loading import LateModule
 from qgate.project.gate_kinds import GateKind, GateOptions, GateRun, named_after
-from qgate.project.options import Option
+from qgate.project.options import of_subject
 
 if TYPE_CHECKING:
     from qgate.checkpoints import gate as gate
@@ -17,49 +17,32 @@ else:
 
 FILES = ("checkpoint", "parent", "recipe", "layout", "checkpoint-calibration")
 """Options that are paths or URLs: the checkpoint, and what it is held beside."""
-OPTIONS = {
-    "checkpoint": Option(
-        "a quantized checkpoint; the suite on checkpoints needs it",
-        None,
-        "subject",
-        "CHILD",
-        Path,
-    ),
-    "parent": Option(
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """The checkpoint, and what it is held beside."""
+
+    checkpoint: str | None = of_subject(
+        "a quantized checkpoint; the suite on checkpoints needs it", "CHILD", is_path=True
+    )
+    parent: str | None = of_subject(
         "the checkpoint that --checkpoint was made from; without it no errors are measured",
-        None,
-        "subject",
         "PARENT",
-        Path,
-    ),
-    "recipe": Option(
-        "file with the intended recipe, if the checkpoint does not declare it",
-        None,
-        "subject",
-        "FILE",
-        Path,
-    ),
-    "layout": Option(
-        "file with the layout of the checkpoint's weights, if it is your own",
-        None,
-        "subject",
-        "FILE",
-        Path,
-    ),
-    "checkpoint-calibration": Option(
-        "collected activations, beside which static scales are held",
-        None,
-        "subject",
-        "DUMP",
-        Path,
-    ),
-    "checkpoint-name": Option(
-        "name of the checkpoint in baselines (default: that of its folder)",
-        None,
-        "subject",
-        "NAME",
-    ),
-}
+        is_path=True,
+    )
+    recipe: str | None = of_subject(
+        "file with the intended recipe, if the checkpoint does not declare it", "FILE", is_path=True
+    )
+    layout: str | None = of_subject(
+        "file with the layout of the checkpoint's weights, if it is your own", "FILE", is_path=True
+    )
+    checkpoint_calibration: str | None = of_subject(
+        "collected activations, beside which static scales are held", "DUMP", is_path=True
+    )
+    checkpoint_name: str | None = of_subject(
+        "name of the checkpoint in baselines (default: that of its folder)", "NAME"
+    )
 
 
 class CheckpointKind(GateKind):
@@ -73,11 +56,11 @@ class CheckpointKind(GateKind):
         "checkpoint_layer",
         "A layer of the checkpoint of --checkpoint; the test runs once for each of --layers.",
     )
-    options = OPTIONS
+    options = CheckpointOptions
 
     def check(self, options: GateOptions) -> None:
         for name in FILES[1:]:
-            if name in options.typed and options.values["checkpoint"] is None:
+            if name in options.typed and options.of(CheckpointOptions).checkpoint is None:
                 raise QgateError(
                     f"{options.spelled(name)} {options.typed[name]!r} is of a checkpoint: "
                     f"give {options.spelled('checkpoint')} CHILD, too."
@@ -86,8 +69,8 @@ class CheckpointKind(GateKind):
             options.readable(name)
 
     def record_name(self, options: GateOptions) -> str:
-        values = options.values
-        return str(values["checkpoint-name"] or named_after(values["checkpoint"]))
+        own = options.of(CheckpointOptions)
+        return own.checkpoint_name or named_after(str(own.checkpoint))
 
     def open(self, run: GateRun, model: str) -> gate.CheckpointGates | None:  # noqa: ARG002
         options = run.options

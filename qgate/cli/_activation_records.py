@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from qgate.activation_stats.files import check_folder, read_record, write_report
 from qgate.activation_stats.findings import findings
-from qgate.activation_stats.reading import REPORT_KEYS, report_options
-from qgate.activation_stats.setting_values import UNSAID, full_name, value_of
-from qgate.activation_stats.settings import KEYS, default_config_text
+from qgate.activation_stats.setting_names import UNSAID, full_name
+from qgate.activation_stats.settings import (
+    KEYS,
+    REPORT_KEYS,
+    default_config_text,
+    report_settings,
+    value_of,
+    with_values,
+)
 from qgate.activation_stats.texts import activation_text
 from qgate.cli._console import print_json
 from qgate.cli._progress import progress_bars
@@ -101,9 +106,10 @@ def redraw(
     folder = location_of(str(values.pop(_SAVE_DIR, path.parent)))
     record = read_record(path)
     try:
-        options = report_options({**_of_record(record["settings"], path), **values})
-        if "json" not in options.formats:  # the record itself always stays
-            options = replace(options, formats=(*options.formats, "json"))
+        options = report_settings({**_of_record(record["settings"], path), **values})
+        if "json" not in options.output.formats:  # the record itself always stays
+            every = (*options.output.formats, "json")
+            options = with_values(options, {"output.formats": every})
         check_folder(folder, options)
         with progress_bars() as step:
             written = write_report(
@@ -149,7 +155,7 @@ def _record_in(location: Location) -> Location:
 
 def _values(overrides: Sequence[tuple[str, str]]) -> dict[str, object]:
     """Return the settings of how and where a record is drawn; others are refused."""
-    takes = {_SAVE_DIR, *REPORT_KEYS.values()}
+    takes = {_SAVE_DIR, *REPORT_KEYS}
     short = sorted(name.removeprefix(UNSAID) for name in takes)
     values: dict[str, object] = {}
     for option, text in overrides:
@@ -162,14 +168,14 @@ def _values(overrides: Sequence[tuple[str, str]]) -> dict[str, object]:
                 f"{option} says what is looked at: run the model again. A record that is drawn "
                 f"again takes {', '.join(short)}."
             )
-        values[name] = value_of(KEYS[name], text, text=True)
+        values[name] = value_of(name, text, "typed")
     return values
 
 
 def _of_record(settings: Mapping[str, Any], path: Location) -> dict[str, object]:
     """Return the report options in the settings of the run."""
     return {
-        name: value_of(KEYS[name], settings[name], where=f"{str(path)!r}: ")
-        for name in REPORT_KEYS.values()
+        name: value_of(name, settings[name], where=f"{str(path)!r}: ")
+        for name in REPORT_KEYS
         if name in settings
     }

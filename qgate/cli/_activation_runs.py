@@ -15,13 +15,11 @@ from torch import nn
 from qgate.activation_stats.compute import activations
 from qgate.activation_stats.files import UndrawnError, check_folder, write_report
 from qgate.activation_stats.plan import plan_of
-from qgate.activation_stats.reading import ReportOptions, report_options
 from qgate.activation_stats.record import ActivationsRecord
-from qgate.activation_stats.setting_values import UNSAID
+from qgate.activation_stats.setting_names import UNSAID
 from qgate.activation_stats.settings import (
     KEYS,
     ActivationSettings,
-    changed_values,
     read_settings,
     with_values,
 )
@@ -41,6 +39,7 @@ from qgate.engine import Workers
 from qgate.errors import QgateError
 from qgate.hooks.observing import matching_modules
 from qgate.models.sites import kind_of
+from qgate.settings import values_of
 from qgate.storage.locations import may_expire
 from qgate.text import one_line
 from qgate.text.printing import print_line, print_text
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace, overrides: list[tuple[str, str]], workers: Wor
     if workers.is_local:
         settings, notes = _on_this_machine(settings, overrides)
     if args.verbose:
-        for key, value in settings.values().items():
+        for key, value in values_of(settings).items():
             text = list(value) if isinstance(value, tuple) else value
             print_line(f"{' ' if value == KEYS[key].default else '*'} {key}: {text}")
         print_line()
@@ -100,7 +99,7 @@ def _on_this_machine(
     notes = []
     options = {name.removeprefix("--").removeprefix(UNSAID) for name, _ in overrides}
     for key in ("memory.device", "memory.offload_device"):
-        device = str(settings.values()[key])
+        device = str(values_of(settings)[key])
         if key in options:
             continue
         try:
@@ -170,7 +169,7 @@ def _print_first_layers(module: nn.Module) -> None:
 
 
 def _check_writing(settings: ActivationSettings) -> None:
-    check_folder(settings.visualization.save_dir, report_options(changed_values(settings)))
+    check_folder(settings.visualization.save_dir, settings)
 
 
 def _dry_run(model: str | MeasuredNetwork, settings: ActivationSettings) -> int:
@@ -240,7 +239,8 @@ def _write(record: ActivationsRecord, folder: str, step: Any) -> list[Location]:
         if not may_expire(folder) or isinstance(error, UndrawnError):
             raise
         local_folder = tempfile.mkdtemp(prefix="qgate-activations-")
-        write_report(record, local_folder, ReportOptions(formats=("json",)))
+        alone = with_values(ActivationSettings(), {"output.formats": ("json",)})
+        write_report(record, local_folder, alone)
         command = f"qgate activations {shlex.quote(local_folder)} --save_dir {shlex.quote(folder)}"
         raise QgateError(
             f"{str(error).rstrip('.')}. The record is kept in {local_folder!r}: `{command}` writes "

@@ -56,7 +56,7 @@ def fill_from_project(args: argparse.Namespace) -> None:
         attribute = name.replace("-", "_")
         values = getattr(args, attribute), in_project.get(name), default
         value = next((value for value in values if value is not None), None)
-        is_path = value is not None and OPTIONS[name].kind is Path
+        is_path = value is not None and OPTIONS[name].is_path
         setattr(args, attribute, Path(str(value)) if is_path else value)
 
 

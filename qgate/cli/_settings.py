@@ -9,10 +9,10 @@ from typing import Any
 
 from qgate.cli._moved import add_moved
 from qgate.cli._project import option_here
-from qgate.errors import unknown
-from qgate.project.options import OPTIONS, SETTINGS, Option
+from qgate.errors import QgateError, unknown
+from qgate.project.options import OPTIONS, SETTINGS
 
-_SETTINGS: dict[str, Option] = {**OPTIONS, **SETTINGS}
+_SETTINGS = {**OPTIONS, **SETTINGS}
 
 
 def add_settings(parser: argparse.ArgumentParser, *names: str, **earlier: str) -> None:
@@ -50,21 +50,15 @@ def _setting(names: list[str], text: str) -> tuple[str, Any]:
     name = name.strip().replace("-", "_")
     if name not in names:
         raise argparse.ArgumentTypeError(str(unknown("setting", name, names)))
-    kind = _SETTINGS[name.replace("_", "-")].kind
-    try:
-        if not equals:
-            raise ValueError
-        if isinstance(kind, tuple):
-            if value not in kind:
-                raise ValueError
-            return name, value
-        return name, Path(value) if kind is Path else kind(value)
-    except ValueError:
-        allowed = {int: "a whole number", float: "a number"}
-        words = "one of " + ", ".join(kind) if isinstance(kind, tuple) else allowed.get(kind)
+    of = _SETTINGS[name.replace("_", "-")]
+    if not equals:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: write {name}=VALUE{f', where the value is {words}' if words else ''}"
-        ) from None
+            f"{text!r}: write {name}=VALUE, where the value is {of.allowed('strict')}"
+        )
+    try:
+        return name, of.read(value, "typed", f"{name} = ")
+    except QgateError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def setting(args: argparse.Namespace, name: str) -> Any:

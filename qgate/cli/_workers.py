@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from qgate.cli._settings import add_settings, setting
 from qgate.loading import LateModule
+from qgate.settings import Setting
 
 if TYPE_CHECKING:
     from qgate import engine
@@ -14,26 +15,8 @@ else:
     engine = LateModule("qgate.engine")
 
 
-def from_one(text: str) -> int:
-    """Read a whole number from 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return number
-
-
-def from_zero(text: str) -> float:
-    """Read a number from 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not number >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return number
+from_one, from_zero = Setting("", kind=int, low=1).typed, Setting("", kind=float, low=0).typed
+"""Readers of a whole number from 1, and of a number from 0."""
 
 
 def add_limit(parser: argparse.ArgumentParser, default: int, noun: str) -> None:

@@ -29,7 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 from qgate.cli._moved import add_moved
 from qgate.cli._project import option_here
+from qgate.collecting.settings import CollectSettings, CollectSwitches
 from qgate.errors import QgateError
+from qgate.settings import add_options, typed_values
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,45 +42,11 @@ _PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, CollectSwitches)
+    add_options(parser, CollectSettings)
     add = parser.add_argument
-    add(
-        "--dir",
-        metavar="DIR",
-        help="folder or URL of the dump (default: TENSOR_SAVE_DIR, or else enhanced_tensor_logs)",
-    )
-    add(
-        "--sites",
-        help="layers to collect, by type or pattern of names, with | between (default: all with "
-        "weights, and attention)",
-    )
-    add("--phases", metavar="PHASES", help="passes to collect: forward,backward (default), or one")
-    add(
-        "--iterations",
-        type=int,
-        metavar="N",
-        help="iterations to collect (default: CONTROL_ITER, or else 1)",
-    )
-    add("--samples", type=int, metavar="N", help="forward passes of each iteration (default: all)")
-    add("--ranks", metavar="RANKS", help="ranks to collect: all (default), or numbers: 0,4")
-    add("--quant-type", metavar="NAME", help="label of the number format that the run uses")
-    add("--level", help="what to store: tensors (default), or statistics of a few kilobytes each")
-    add(
-        "--dtype",
-        help="dtype that tensors are stored in: keep (default: their own), bf16, fp16, fp32",
-    )
-    add(
-        "--attention-weights",
-        action="store_true",
-        default=None,
-        help="also collect the attention weights after softmax",
-    )
     add("--watch-underflow", action="store_true", help="list at the end where quantization "
         "by qgate lost values below the smallest normal number of the format")  # fmt: skip
-    add(
-        "--existing",
-        help="what to do with tensors that the dump already has: refuse (default), "
-        "append, overwrite",
-    )
     add("program", nargs=argparse.REMAINDER, help="-- python FILE or -m MODULE, and its "
         "arguments; `python` may be left out")  # fmt: skip
     add_moved(
@@ -166,22 +134,10 @@ def _program(words: list[str]) -> list[str]:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of `collect` that options set."""
-    names = ("sites", "iterations", "samples", "quant_type", "level", "dtype",
-             "attention_weights", "existing")  # fmt: skip
+    """Return the arguments of `collect` that options set, and the project's settings."""
     counted = option_here("counted")
-    settings = {name: getattr(args, name) for name in names} | {
-        "folder": args.dir,
-        "phases": args.phases and tuple(args.phases.split(",")),
-        "ranks": args.ranks and _ranks(args.ranks),
-        "counted": int(counted) if (counted or "").isdecimal() else counted,
-    }
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _ranks(text: str) -> str | list[int]:
-    parts = text.split(",")
-    return [int(part) for part in parts] if all(map(str.isdecimal, parts)) else text
+    values = {**typed_values(args, CollectSwitches), **typed_values(args, CollectSettings)}
+    return values if counted is None else {"counted": counted, **values}
 
 
 def _run(program: list[str]) -> int:

@@ -26,16 +26,17 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from qgate.cli._progress import progress
-from qgate.cli._workers import add_limit, from_zero
+from qgate.cli._workers import add_limit
+from qgate.engines.findings import EngineLimits
 from qgate.errors import QgateError
 from qgate.records.plain_data import json_text
+from qgate.settings import add_options, typed_values
 from qgate.storage.locations import location_of
 from qgate.text.printing import print_json, print_line, print_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from qgate.engines.findings import EngineLimits
     from qgate.storage.locations import Location
 
 
@@ -46,12 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", metavar="DIR", help="compare the engines at every step in this folder")
     add("--weights", nargs=2, metavar=("CKPT_A", "CKPT_B"),
         help="the checkpoints that they loaded, to compare their weights")  # fmt: skip
-    add("--same-weights", action="store_true", help="fail if weights differ by more than rounding")
-    add("--max-kl", type=from_zero, metavar="NATS", help="fail above this mean KL per token")
-    add("--max-logprob", type=from_zero, metavar="D",
-        help="fail if a log-probability differs by more")  # fmt: skip
-    add("--max-flips", type=from_zero, metavar="SHARE",
-        help="fail if a larger share of most likely tokens differs (0 to 1)")  # fmt: skip
+    add_options(parser, EngineLimits)
     add(
         "--logits",
         default="",
@@ -70,7 +66,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from qgate.engines import files
     from qgate.engines.comparison import compare_tokens
-    from qgate.engines.findings import EngineLimits
     from qgate.engines.kept_logits import keep_logits
     from qgate.engines.profile import token_rows
     from qgate.engines.sync import is_sync
@@ -81,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if folder is not None:
         check_folder(folder)
 
-    limits = EngineLimits(args.max_kl, args.max_logprob, args.max_flips, args.same_weights)
+    limits = EngineLimits(**typed_values(args, EngineLimits))
     if args.steps is not None:
         return _run_steps(args, folder, limits)
     if args.reference is None:

@@ -27,21 +27,23 @@ from typing import TYPE_CHECKING
 from qgate.cli._console import add_json, is_quiet, print_json
 from qgate.cli._progress import progress
 from qgate.cli._settings import setting
-from qgate.cli._workers import add_workers, from_one, workers_from
+from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
 from qgate.loading import LateModule
+from qgate.settings import add_options, typed_values
 from qgate.storage.locations import check_writable, location_of
+from qgate.sweeps.settings import SweepSettings
 from qgate.text.printing import print_line
 
 if TYPE_CHECKING:
     from qgate import dumps
     from qgate.dumps import tensor_files
     from qgate.sweeps import formats as sweep_formats
-    from qgate.sweeps import requests, running, shares, texts
+    from qgate.sweeps import running, shares, texts
 else:
     tensor_files = LateModule("qgate.dumps.tensor_files")
     dumps, sweep_formats = LateModule("qgate.dumps"), LateModule("qgate.sweeps.formats")
-    requests, running = LateModule("qgate.sweeps.requests"), LateModule("qgate.sweeps.running")
+    running = LateModule("qgate.sweeps.running")
     texts, shares = LateModule("qgate.sweeps.texts"), LateModule("qgate.sweeps.shares")
 
 _SETTINGS = ("sweep-alignment", "sweep-scale-bits", "sweep-block", "sweep-axis")
@@ -60,26 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write results to DIR/NAME; a folder or a URL (default draw/scaling_analysis)",
     )
-    add("--elem-format", action="append", metavar="F", help="formats to sweep: F,F "
-        "(default fp8_e4m3, and a table of formats to choose from); trained4 is a codebook of "
-        "4 bits that is trained on each tensor")  # fmt: skip
-    add(
-        "--granularity",
-        choices=("tensor", "block"),
-        help="sweep only one scale for the tensor, or only one for each block (default: both)",
-    )
-    add(
-        "--num-levels",
-        type=from_one,
-        default=21,
-        metavar="N",
-        help="number of levels, that is, scales to try, at even steps (default 21)",
-    )
-    for end, metavar, word in (("max", "X", "largest"), ("min", "Y", "smallest")):
-        add(f"--{end}-scale-exp", type=float, metavar=metavar, help=f"{word} exponent to "
-            "try; with --granularity block, an offset to that of each block")  # fmt: skip
-    add("--cast", "--via", choices=("bf16", "fp16"), dest="via", help="convert tensors "
-        "first: faster for 32-bit tensors, and needed for integers")  # fmt: skip
+    add_options(parser, SweepSettings)
     add("--no-plots", action="store_true", help="write texts and data only")
     add("--verbose", "-v", action="store_true", help="print every level and metric, too, and the "
         "reasons of the advice: what the logs have")  # fmt: skip
@@ -127,48 +110,27 @@ def _check_files(specs: Sequence[str]) -> None:
     raise QgateError(f"{none}{problems[0]}")
 
 
-def _request(args: argparse.Namespace) -> requests.Request:
+def _request(args: argparse.Namespace) -> SweepSettings:
     only_blocks = args.granularity == "block"
-    names = ",".join(args.elem_format or ["fp8_e4m3"]).split(",")
+    names = ",".join(args.formats or SweepSettings.formats).split(",")
     formats = [name for name in names if shares.is_trained(name)]
     for name in [name for name in names if name not in formats]:
         fmt = sweep_formats.sweepable(name, block=only_blocks)
         if sweep_formats.with_shares(fmt) is None:
             sweep_formats.mx_of(fmt) if only_blocks else sweep_formats.element_of(fmt)
         formats.append(fmt.name)
-    alignment, scale_bits, block, axis = (setting(args, name) for name in _SETTINGS)
-    if not 2 <= scale_bits <= 8:
-        raise QgateError(f"sweep_scale_bits = {scale_bits} is not allowed; it is from 2 to 8.")
-    if block < 1:
-        raise QgateError(f"sweep_block = {block} is not allowed; it is a whole number from 1.")
-    ends = {"max": args.max_scale_exp, "min": args.min_scale_exp}
-    for end, value in ends.items():
-        if value is not None and not abs(value) <= 1000:
-            raise QgateError(
-                f"--{end}-scale-exp {value:g} is not allowed; it is from -1000 to 1000."
-            )
-    if None not in ends.values() and ends["max"] < ends["min"]:
+    high, low = args.max_exp, args.min_exp
+    if high is not None and low is not None and high < low:
         raise QgateError(
-            f"--max-scale-exp {ends['max']:g} is below --min-scale-exp {ends['min']:g}; a sweep "
-            "runs from the larger exponent to the smaller one."
+            f"--max-scale-exp {high:g} is below --min-scale-exp {low:g}; a sweep runs from the "
+            "larger exponent to the smaller one."
         )
-    for end, value in ends.items() if only_blocks else ():
+    for end, value in (("max", high), ("min", low)) if only_blocks else ():
         if value is not None and not float(value).is_integer():
             raise QgateError(f"--{end}-scale-exp {value:g}: a block offset is a whole number.")
-    return requests.Request(
-        formats=tuple(dict.fromkeys(formats)),
-        levels=args.num_levels,
-        max_exp=ends["max"],
-        min_exp=ends["min"],
-        granularity=(args.granularity,) if args.granularity else ("tensor", "block"),
-        alignment=alignment,
-        scale_bits=scale_bits,
-        block=block,
-        axis=axis,
-        via=args.via,
-        plots=not args.no_plots,
-        compares=not args.elem_format,
-    )
+    in_file = {name[6:].replace("-", "_"): setting(args, name) for name in _SETTINGS}
+    typed = {**typed_values(args, SweepSettings), "formats": tuple(dict.fromkeys(formats))}
+    return SweepSettings(**in_file, **typed, plots=not args.no_plots, compares=args.formats is None)
 
 
 def _say(*lines: str) -> None:

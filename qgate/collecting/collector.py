@@ -29,7 +29,6 @@ from qgate.text import for_terminal, one_line
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
-Say = Callable[[str], None]
 
 _ACTIVE: list[Collector] = []
 _collections_by_folder: collections.Counter[str] = collections.Counter()
@@ -43,8 +42,7 @@ class Collector:
     """Collects in a `with` block, or from `start` to `close`.
 
     It stops and removes its hooks after the last requested iteration. `rank_and_size` counts where
-    there is no process group. `run` names this run in the dump, the same on all ranks. `say` gets
-    the `summary` when the dump is closed.
+    there is no process group. `run` names this run in the dump, the same on all ranks.
     """
 
     def __init__(
@@ -54,14 +52,14 @@ class Collector:
         settings: CollectSettings | None = None,
         *,
         rank_and_size: tuple[int, int] | None = None,
-        say: Say | None = None,
+        run: str = "",
     ) -> None:
         self.settings = settings or CollectSettings()
         self.folder = location_of(folder)
         self._roots = [model] if isinstance(model, nn.Module) else list(model)
         if not self._roots or not all(isinstance(root, nn.Module) for root in self._roots):
             raise QgateError(f"collect from a torch module or a list of them, not {model!r:.80}.")
-        self._rank_and_size, self._say = rank_and_size, say
+        self._rank_and_size, self._run = rank_and_size, run
         self.account = Account()
         self.run = ""
         self.folder_of_rank: Location | None = None
@@ -86,7 +84,7 @@ class Collector:
         root = self._roots[0] if len(self._roots) == 1 else nn.ModuleList(self._roots)
         chosen = choose(root, self.settings.sites)
         rank_and_size = self._current_rank_and_size()
-        self.run = _agreed_run(self.folder.name) or self.settings.run
+        self.run = _agreed_run(self.folder.name) or self._run
         if rank_and_size is not None and not self.settings.includes_rank(rank_and_size[0]):
             self._started = True
             return self
@@ -147,8 +145,8 @@ class Collector:
             return list(self.account.missing)
 
         def closed() -> None:
-            if self._say is not None:
-                self._say(self.summary)
+            if self.settings.say is not None:
+                self.settings.say(self.summary)
 
         self._recorder.close(missing, closed)
         _ACTIVE.remove(self)
@@ -244,12 +242,13 @@ class Collector:
         self.run = self.run or _agreed_run(self.folder.name)
         if not self.settings.includes_rank(rank):
             return None
+        name = model_name(self._roots[0])
         try:
             writer = DumpWriter(
                 self.folder,
                 rank=rank,
                 world_size=world_size,
-                header=self.settings.header(model_name(self._roots[0]), self.run),
+                header=self.settings.header(name, str(torch.__version__), self.run),
                 existing=self.settings.existing,
             )
         except OSError as error:

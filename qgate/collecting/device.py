@@ -11,7 +11,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from qgate.collecting.settings import COUNTED
 from qgate.collecting.values import (
     Array,
     ValueReading,
@@ -20,6 +19,7 @@ from qgate.collecting.values import (
     memory_of,
     sampled_offsets,
 )
+from qgate.project.options import COUNTED
 from qgate.stats.bits import COUNTABLE
 
 _AT_ONCE = 2**26

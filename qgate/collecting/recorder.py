@@ -82,7 +82,7 @@ class Recorder:
         if not self.listening or writer is None:
             return
         to_local = getattr(tensor, "to_local", None)
-        record_extra = {**self.settings.extra, **(extra or {})}
+        record_extra = {**(self.settings.extra or {}), **(extra or {})}
         if to_local is not None:
             record_extra["whole_shape"] = list(tensor.shape)
             tensor = to_local()

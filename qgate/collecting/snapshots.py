@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qgate.collecting.device import PendingCopy, start_on_cuda
-from qgate.collecting.settings import CollectSettings
+from qgate.collecting.settings import DTYPES, CollectSettings
 from qgate.collecting.values import ValueReading, can_be_read, read
 from qgate.dumps.record import Record
 from qgate.hooks.tensor_cache import TensorCache
@@ -167,7 +167,8 @@ class Snapshots:
 
     def __init__(self, thread: WriterThread, settings: CollectSettings) -> None:
         self._thread = thread
-        self._values, self._dtype = settings.level == "tensors", settings.kept_dtype
+        self._values, name = settings.level == "tensors", DTYPES.get(settings.dtype)
+        self._dtype: torch.dtype | None = None if name is None else getattr(torch, name)
         self._most, self._seed = settings.most, settings.seed
         self.buffers = BufferPool(thread.limit)
         self._cache: TensorCache[Snapshot] = TensorCache()

@@ -10,13 +10,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from qgate.collecting.calls import CollectedSite
+from qgate.collecting.settings import TYPES, WEIGHTS
 from qgate.errors import QgateError
 from qgate.models.sites import kind_of
-
-TYPES = ("attention", "linear", "conv", "norm", "embedding", "activation")
-WEIGHTS = "weights"
-"""Stands for all modules with weights, of any type."""
-DEFAULT_SITES = f"attention|{WEIGHTS}"
 
 _ROLES = {
     "query": ("query", "q", "query_layer", "query_states"),

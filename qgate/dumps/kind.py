@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qgate.loading import LateModule
 from qgate.project.gate_kinds import GateKind, GateOptions, GateRun, plain_name
-from qgate.project.options import Option
+from qgate.project.options import of_subject
 
 if TYPE_CHECKING:
     from qgate.dumps import gate as gate
@@ -20,21 +20,17 @@ else:
 
 _NOTES = 6
 
-OPTIONS = {
-    "dump": Option(
-        "a dump: tensors collected from a run; the suites on dumps need it",
-        None,
-        "subject",
-        "DIR",
-        Path,
-    ),
-    "dump-name": Option(
-        "name of the dump in baselines (default: dump- and its model)",
-        None,
-        "subject",
-        "NAME",
-    ),
-}
+
+@dataclass(frozen=True)
+class DumpOptions:
+    """The dump, and its name."""
+
+    dump: str | None = of_subject(
+        "a dump: tensors collected from a run; the suites on dumps need it", "DIR", is_path=True
+    )
+    dump_name: str | None = of_subject(
+        "name of the dump in baselines (default: dump- and its model)", "NAME"
+    )
 
 
 class DumpKind(GateKind):
@@ -48,7 +44,7 @@ class DumpKind(GateKind):
         "dump_layer",
         "A layer of the dump of --dump; the test runs once for each of --layers.",
     )
-    options = OPTIONS
+    options = DumpOptions
     by_format = ("dump_overflow",)
 
     def check(self, options: GateOptions) -> None:
@@ -57,7 +53,7 @@ class DumpKind(GateKind):
 
     def record_name(self, options: GateOptions) -> str:
         """Name the accepted record of a dump: apart from a model, which may be called the same."""
-        return _record_name(options, options.directory / options.values["dump"])
+        return _record_name(options, options.directory / str(options.of(DumpOptions).dump))
 
     def open(self, run: GateRun, model: str) -> gate.DumpGates | None:  # noqa: ARG002
         options = run.options
@@ -65,7 +61,7 @@ class DumpKind(GateKind):
         if folder is None:
             return None
         name, ((_, text),) = _record_name(options, folder), run.typed_again("dump")
-        subject = gate.DumpSubject(folder, name, text, options.values["dump-name"] or "")
+        subject = gate.DumpSubject(folder, name, text, options.of(DumpOptions).dump_name or "")
         session: gate.DumpGates = run.session(gate.DumpGates, subject, name)
         session.check_policy()
         notes = subject.notes()
@@ -75,9 +71,8 @@ class DumpKind(GateKind):
 
 
 def _record_name(options: GateOptions, folder: Location) -> str:
-    value = options.values["dump-name"]
-    if value is not None:
-        return str(value)
+    if (name := options.of(DumpOptions).dump_name) is not None:
+        return name
     try:
         model = json.loads(foreign.read_foreign(folder / "dump.json", "dumps"))["header"]["model"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):

@@ -6,23 +6,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qgate.engines.record import EnginesRecord, LimitedFigure, WeightComparison
+from qgate.settings import setting
 from qgate.text.wording import brief, percent
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Limits of a comparison; None for none.
+    """Limits of a comparison; None for none. KL is of logits where both have them, else k3."""
 
-    kl               largest mean KL, from logits where both have them, else k3
-    logprob          largest difference of a token's log-probability
-    flips            largest share of positions with another most likely token
-    same_weights     weights may differ by rounding alone
-    """
-
-    kl: float | None = None
-    logprob: float | None = None
-    flips: float | None = None
-    same_weights: bool = False
+    same_weights: bool = setting(False, "fail if weights differ by more than rounding")
+    max_kl: float | None = setting(None, "fail above this mean KL per token", "NATS", low=0)
+    max_logprob: float | None = setting(
+        None, "fail if a log-probability differs by more", "D", low=0
+    )
+    max_flips: float | None = setting(
+        None,
+        "fail if a larger share of most likely tokens differs (0 to 1)",
+        "SHARE",
+        low=0,
+    )
 
 
 def hold_limits(record: EnginesRecord, limits: EngineLimits) -> list[LimitedFigure]:
@@ -40,24 +42,24 @@ def _limited_figures(record: EnginesRecord, limits: EngineLimits) -> Iterator[Li
     yield _limited(
         f"mean {name} in nats per token",
         kl.mean,
-        limits.kl,
-        f"mean {name} {brief(kl.mean)} nats per token is above the limit {limits.kl or 0:g}",
+        limits.max_kl,
+        f"mean {name} {brief(kl.mean)} nats per token is above the limit {limits.max_kl or 0:g}",
     )
-    largest = figures.magnitude.largest
+    largest, most = figures.magnitude.largest, limits.max_logprob
     yield _limited(
         "largest difference of a log-probability",
         largest,
-        limits.logprob,
-        f"a log-probability differs by {brief(largest)}, above the limit {limits.logprob or 0:g}",
+        most,
+        f"a log-probability differs by {brief(largest)}, above the limit {most or 0:g}",
     )
     flips = "share of positions with another most likely token"
     if figures.flips is not None:
-        share, most = percent(figures.flips.mean), percent(limits.flips or 0)
-        reason = f"{share} of positions have another most likely token, above the limit {most}"
-        yield _limited(flips, figures.flips.mean, limits.flips, reason)
-    elif limits.flips is not None:
+        share, limit = percent(figures.flips.mean), percent(limits.max_flips or 0)
+        reason = f"{share} of positions have another most likely token, above the limit {limit}"
+        yield _limited(flips, figures.flips.mean, limits.max_flips, reason)
+    elif limits.max_flips is not None:
         reason = "flips have a limit, and the most likely tokens are not told by both engines"
-        yield LimitedFigure(flips, None, limits.flips, reason)
+        yield LimitedFigure(flips, None, limits.max_flips, reason)
     if limits.same_weights:
         yield _same_weights(record.weights)
 

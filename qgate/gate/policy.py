@@ -35,6 +35,7 @@ from qgate.metrics import METRICS, Metric
 from qgate.project.settings import LIMITS_OF_PYPROJECT
 from qgate.results.kinds import SCOPES, Scope, scope_of
 from qgate.results.run_facts import MARGINS, LooserLimit
+from qgate.settings import check_values, setting, settings_of
 
 Side = Literal["<=", ">=", "=="]
 # Elements that other arithmetic moves across a threshold, and the share of them that other weights
@@ -160,44 +161,60 @@ def parse_bound(text: str, *, source: str = "", reason: str = "") -> Bound:
     return Bound(metric, side, value, about.signed, source, reason)
 
 
+def _share(default: float, help: str, high: float = 1) -> float:
+    allowed = f"a share ({default:g} is {100 * default:g} %)"
+    return setting(default, help, low=0, high=high, allowed_as=allowed)
+
+
 @dataclass(frozen=True)
 class Limits:
-    """Limits that hold at one site.
+    """Limits that hold at one site; its settings are the numbers of a table of limits.
 
-    budget_db                 dB that a local error may exceed that of an ideal quantizer
-    regression                share by which an error may exceed the accepted one, same device
-    regression_other_device   the same where the accepted errors were made with other arithmetic:
-                              another device, other instructions, another torch
-    regression_across_weights the same where they are of other weights (`other_weights`); local
-                              errors have twice this room, others more (`Scope.limits`)
-    task_margin               share of the accepted bits per byte, or of the accepted task metric,
-                              that its mean change stays within, with all of its 95 % interval, on
-                              both sides; a metric with one number for all has no interval
-    task_margin_other_device  the same where they were made with other arithmetic
-    atol                      added to accepted errors beside the measured noise floor: what
-                              float32 rounding alone can do to a relative MSE, (2^-24)^2 thrice
-    absolute                  bounds by metric
-    missing                   what a missing accepted value means: always "fail"
-    sources                   where each of them was set; "default" where it is not listed
+    absolute  bounds by metric
+    missing   what a missing accepted value means: always "fail"
+    sources   where each of them was set; "default" where it is not listed
     """
 
-    budget_db: float = 0.5
-    regression: float = 0.02
-    regression_other_device: float = 0.05
+    budget_db: float = setting(
+        0.5,
+        "dB that a local error may exceed that of an ideal quantizer",
+        low=0,
+        high=100,
+        allowed_as="decibels",
+    )
+    regression: float = _share(
+        0.02, "share by which an error may exceed the accepted one, made on the same device"
+    )
+    regression_other_device: float = _share(
+        0.05,
+        "the same where other arithmetic made it: another device, instructions or torch",
+        high=10,
+    )
     # Tuning moved carried errors of blocks by up to 0.12, by 0.4 where one element decides; a
-    # quantizer that truncates makes 20 times the error (docs/limits.md).
-    regression_across_weights: float = 0.25
-    task_margin: float = 0.005
-    task_margin_other_device: float = 0.02
-    atol: float = 1e-14
+    # quantizer that truncates makes 20 times the error (docs/limits.md). Others than local errors
+    # have more room (`Scope.limits`).
+    regression_across_weights: float = _share(
+        0.25, "the same where it is of other weights; local errors have twice this room", high=10
+    )
+    task_margin: float = _share(
+        0.005,
+        "share of the accepted bits per byte or task metric that its mean change stays within, "
+        "with all of its 95 % interval, on both sides; one number for all has no interval",
+    )
+    task_margin_other_device: float = _share(0.02, "the same where other arithmetic made it")
+    atol: float = setting(
+        1e-14,
+        "added to accepted errors beside the measured noise floor: what float32 rounding alone can "
+        "do to a relative MSE, (2^-24)^2 thrice",
+        low=0,
+    )
     absolute: Mapping[str, Bound] = field(default_factory=dict)
     missing: Literal["fail"] = "fail"
     sources: Mapping[str, str] = field(default_factory=dict)
     other_weights: bool = False
 
     def __post_init__(self) -> None:
-        for name in NUMBERS:
-            check_number(name, getattr(self, name))
+        check_values(self, "limit {} = ")
         if self.missing != "fail":
             raise QgateError(
                 f"missing {self.missing!r} is not allowed, only 'fail': a gate without a baseline "
@@ -257,16 +274,7 @@ class Limits:
         return {**plain, "absolute": bounds, "sources": dict(self.sources)}
 
 
-# The most that a number may be, and what to say beyond it.
-NUMBERS: Mapping[str, tuple[float, str]] = {
-    "budget_db": (100.0, "decibels from 0 to 100"),
-    "regression": (1.0, "a share from 0 to 1: 0.02 is 2 %"),
-    "regression_other_device": (10.0, "a share from 0 to 10: 0.05 is 5 %"),
-    "regression_across_weights": (10.0, "a share from 0 to 10: 0.25 is 25 %"),
-    "task_margin": (1.0, "a share from 0 to 1: 0.005 is 0.5 %"),
-    "task_margin_other_device": (1.0, "a share from 0 to 1: 0.02 is 2 %"),
-    "atol": (math.inf, "a finite number from 0"),
-}
+NUMBERS = tuple(settings_of(Limits))
 
 
 # From where on a limit holds nothing back, and why.
@@ -295,13 +303,6 @@ def check_reason(name: str, value: float, reason: str) -> None:
         )
 
 
-def check_number(name: str, value: object) -> None:
-    most, allowed = NUMBERS[name]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and math.isfinite(float(str(value))) and 0 <= float(str(value)) <= most):
-        raise QgateError(f"limit {name} = {value!r} is not allowed; it is {allowed}.")
-
-
 # Where limits come from ---------------------------------------------------------------------------
 
 MARKER = "limits marker"
@@ -311,7 +312,7 @@ _WHERE = ("sites", "modes", "models", "scopes", "reason")
 
 
 @dataclass(frozen=True)
-class Setting:
+class LimitRule:
     """Limits from one source, and the sites, modes, models and scopes that they are for.
 
     standard   what the marker of a shipped suite says, where this is such a marker or a changed one
@@ -325,7 +326,7 @@ class Setting:
     scopes: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     reason: str = ""
-    standard: Setting | None = None
+    standard: LimitRule | None = None
 
     def fits(self, site: str, mode: str, scope: str) -> bool:
         return (
@@ -352,7 +353,7 @@ class Setting:
             shipped, source=""
         )
 
-    def looser(self, earlier: Iterable[Setting]) -> Iterator[LooserLimit]:
+    def looser(self, earlier: Iterable[LimitRule]) -> Iterator[LooserLimit]:
         """Yield the limits that are looser than the default, or than bounds of earlier settings."""
         shipped = None if self.is_shipped else self.standard
         for name in NUMBERS:
@@ -381,7 +382,7 @@ class Setting:
             if bound.metric not in present:
                 yield self._looser(f"absolute {bound.metric}", None, bound.value, math.inf)
 
-    def _meets(self, other: Setting) -> bool:
+    def _meets(self, other: LimitRule) -> bool:
         """Tell if some mode, scope and model may be that of both settings."""
         pairs = (
             (self.modes, other.modes), (self.scopes, other.scopes), (self.models, other.models)
@@ -429,7 +430,7 @@ def _homes(metric: str) -> tuple[str, ...]:
 class Policy:
     """Settings of a run, weak to strong; those for named models hold only for such a model."""
 
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[LimitRule, ...] = ()
     model: str = ""
 
     @classmethod
@@ -462,23 +463,23 @@ class Policy:
         standard   the arguments of that marker in the suite as qgate ships it
         """
         _check_keys(arguments, (*_VALUES, *_WHERE), f"argument of the {source}")
-        setting = _setting(source, arguments)
+        rule = _setting(source, arguments)
         if standard is not None:
-            setting = replace(setting, standard=_setting(source, standard))
-        return replace(self, settings=(*self.settings, setting))
+            rule = replace(rule, standard=_setting(source, standard))
+        return replace(self, settings=(*self.settings, rule))
 
     def looser(self) -> list[LooserLimit]:
         """Return all limits that are looser than the default, or than a bound before them."""
-        settings = [setting for setting in self.settings if setting.fits_model(self.model)]
+        settings = [rule for rule in self.settings if rule.fits_model(self.model)]
         return [
             limit
-            for number, setting in enumerate(settings)
-            for limit in setting.looser(settings[:number])
+            for number, rule in enumerate(settings)
+            for limit in rule.looser(settings[:number])
         ]
 
     def for_model(self, name: str) -> Policy:
         """Return the policy of one model: only the settings that are for it."""
-        fit = tuple(setting for setting in self.settings if setting.fits_model(name))
+        fit = tuple(rule for rule in self.settings if rule.fits_model(name))
         return replace(self, settings=fit, model=name)
 
     def own(self) -> Policy:
@@ -487,9 +488,9 @@ class Policy:
         return replace(self, settings=tuple(own))
 
     def without_findings(self, scope: str, source: str) -> Policy:
-        """Return the policy that allows no finding in a scope where no setting does."""
+        """Return the policy that allows no finding in a scope where no rule does."""
         bound = Bound(FINDINGS, "<=", 0.0, source=source)
-        none = Setting(source, {}, (bound,), scopes=(scope,))
+        none = LimitRule(source, {}, (bound,), scopes=(scope,))
         return replace(self, settings=(none, *self.settings))
 
     def limits_for(
@@ -500,11 +501,11 @@ class Policy:
         values: dict[str, Any] = dict(about.limits)
         absolute: dict[str, Bound] = {}
         sources: dict[str, str] = {}
-        for setting in self.settings:
-            if setting.fits_model(self.model) and setting.fits(site, mode, scope):
-                values.update(setting.values)
-                sources.update(dict.fromkeys(setting.values, setting.source))
-                absolute.update(setting.bounds(scope))
+        for rule in self.settings:
+            if rule.fits_model(self.model) and rule.fits(site, mode, scope):
+                values.update(rule.values)
+                sources.update(dict.fromkeys(rule.values, rule.source))
+                absolute.update(rule.bounds(scope))
         return Limits(**values, absolute=absolute, sources=sources, other_weights=other_weights)
 
     def limits_of(self, mode: str, other_weights: bool = False) -> Callable[[Measured], Limits]:
@@ -526,12 +527,11 @@ class Policy:
     def check_sites(self, sites: Iterable[str]) -> None:
         """Refuse a rule or marker whose expression matches none of all sites."""
         names = list(sites)
-        for setting in self.settings:
-            if not any(re.search(setting.sites, name) for name in names):
+        for rule in self.settings:
+            if not any(re.search(rule.sites, name) for name in names):
                 some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
                 raise QgateError(
-                    f"{setting.source}: {setting.sites!r} matches no site. There are "
-                    f"{some or 'none'}."
+                    f"{rule.source}: {rule.sites!r} matches no site. There are {some or 'none'}."
                 )
 
     def check_modes(self, names: Iterable[str], also: Iterable[str] = ()) -> None:
@@ -540,11 +540,11 @@ class Policy:
         `also` has further valid names, which the error does not list.
         """
         modes, others = list(names), list(also)
-        for setting in self.settings:
-            for pattern in setting.modes:
+        for rule in self.settings:
+            for pattern in rule.modes:
                 if not any(fnmatch.fnmatchcase(name, pattern) for name in (*modes, *others)):
                     error = unknown("mode pattern", pattern, modes, others)
-                    raise QgateError(f"{setting.source}: {error}")
+                    raise QgateError(f"{rule.source}: {error}")
 
     def idle_bounds(self, measured: Iterable[Measured], mode: str) -> str:
         """Name a marker's absolute bound that limits nothing its test measured.
@@ -552,15 +552,15 @@ class Policy:
         A marker that names sites, modes or scopes is about some tests only.
         """
         rows = list(measured)
-        for setting in self.settings:
-            if not setting.source.startswith(MARKER) or setting.sites or setting.modes:
+        for rule in self.settings:
+            if not rule.source.startswith(MARKER) or rule.sites or rule.modes:
                 continue
-            met = {metric for row in rows for metric in setting.bounds(row.scope)}
-            for bound in () if setting.scopes else setting.absolute:
+            met = {metric for row in rows for metric in rule.bounds(row.scope)}
+            for bound in () if rule.scopes else rule.absolute:
                 if bound.metric not in met:
                     scopes = ", ".join(dict.fromkeys(row.scope for row in rows)) or "nothing"
                     return (
-                        f"{setting.source}: {bound} is about scope "
+                        f"{rule.source}: {bound} is about scope "
                         f"{' or '.join(_homes(bound.metric))}, and mode {mode} was measured in "
                         f"{scopes}"
                     )
@@ -569,15 +569,15 @@ class Policy:
     def to_dict(self) -> list[dict[str, object]]:
         return [
             {
-                "source": setting.source,
-                **setting.values,
-                "absolute": [str(bound) for bound in setting.absolute],
-                "sites": setting.sites,
-                "modes": list(setting.modes),
-                "models": list(setting.models),
-                "scopes": list(setting.scopes),
+                "source": rule.source,
+                **rule.values,
+                "absolute": [str(bound) for bound in rule.absolute],
+                "sites": rule.sites,
+                "modes": list(rule.modes),
+                "models": list(rule.models),
+                "scopes": list(rule.scopes),
             }
-            for setting in self.settings
+            for rule in self.settings
         ]
 
 
@@ -587,7 +587,7 @@ def _check_keys(table: Mapping[str, Any], allowed: Iterable[str], kind: str) -> 
             raise unknown(kind, key, names)
 
 
-def _setting(source: str, table: Mapping[str, Any]) -> Setting:
+def _setting(source: str, table: Mapping[str, Any]) -> LimitRule:
     values = {name: table[name] for name in (*NUMBERS, "missing") if name in table}
     try:
         Limits(**values)
@@ -607,7 +607,7 @@ def _setting(source: str, table: Mapping[str, Any]) -> Setting:
         for scope in scopes:
             _scope(scope)
         modes, models = (tuple(_texts(name, table)) for name in ("modes", "models"))
-        return Setting(source, values, bounds, sites, modes, scopes, models, reason)
+        return LimitRule(source, values, bounds, sites, modes, scopes, models, reason)
     except QgateError as error:
         raise QgateError(f"{source}: {error}") from None
 

@@ -19,7 +19,6 @@ from qgate.page.plots.errors import error_growth
 from qgate.page.plots.panels import Panel, panels_of
 from qgate.page.runs import EVERYWHERE, Growth, LayerError, RecordedGate, Run
 from qgate.project.gate_kinds import gate_kinds
-from qgate.project.options import PathPair
 from qgate.results.checks import NOTHING, CheckView, severity, view_of
 from qgate.results.failure_causes import FailureCause, cause_of, is_one_fault, suspect_of
 from qgate.results.pictures import Plots
@@ -227,7 +226,7 @@ def accept_command(run: Run, gate: RecordedGate) -> tuple[str, str]:
 
 
 def _options(command: Iterable[object]) -> list[str]:
-    subjects = {name: option for kind in gate_kinds() for name, option in kind.options.items()
+    subjects = {name: option for kind in gate_kinds() for name, option in kind.settings.items()
                 if option.about == "subject"}  # fmt: skip
     options: list[str] = []
     awaited = 0
@@ -239,8 +238,7 @@ def _options(command: Iterable[object]) -> list[str]:
             awaited -= 1
         elif word.startswith("--") and option in (*_ABOUT, *subjects):
             options.append(word)
-            is_pair = option in subjects and subjects[option].kind is PathPair
-            awaited = 0 if equals else 1 + is_pair
+            awaited = 0 if equals else subjects[option].length or 1 if option in subjects else 1
     return options
 
 

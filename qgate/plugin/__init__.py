@@ -105,14 +105,14 @@ def pytest_configure(config: pytest.Config) -> None:
         lazy.devices.wait_calmly()
         lazy.devices.keep_freed_memory()
     if "format" in options.given:
-        selected_formats(options.values["format"])
+        selected_formats(options.run.format)
     options.check()
     check_sample_files(config)
-    if options.values["update-baselines"]:
+    if options.run.update_baselines:
         updating = lazy.updating.UPDATING
         token = updating.set(True)
         config.add_cleanup(lambda: updating.reset(token))
-    if options.values["watch-underflow"]:
+    if options.run.watch_underflow:
         stack = contextlib.ExitStack()
         watch = lazy.underflow.watch_underflow(lambda _text: None)
         config.stash[WATCH] = stack.enter_context(watch)

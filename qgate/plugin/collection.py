@@ -96,7 +96,7 @@ class Cases:
         """The formats of --format, else of the marker, else all."""
         names = self._of_marker("qgate_formats")
         if "format" in self.options.given:
-            return selected_formats(self.options.values["format"])
+            return selected_formats(self.options.run.format)
         try:
             return selected_formats(names)
         except pytest.UsageError as error:
@@ -170,10 +170,10 @@ class Cases:
 
         The reference is none of them: it is never compared with itself.
         """
-        chosen = self._of_marker("qgate_modes") or self.options.values["mode"]
+        chosen = self._of_marker("qgate_modes") or self.options.run.mode
         session = sessions_of(self.config).of_model(model)
         bench = session.bench
-        reference = bench.mode(self.options.values["reference"])
+        reference = bench.mode(self.options.run.reference)
         modes, unfit = bench.setup.select_fitting(",".join(chosen), bench.model)
         unfit |= {mode.name: why for mode in modes if (why := session.misfit(mode))}
         fit = [mode for mode in modes if not mode.is_reference and mode.name != reference.name]
@@ -187,7 +187,7 @@ class Cases:
 
     def _narrowed(self, layers: list[str], whose: str) -> list[str]:
         """Keep the layers that --layers selects."""
-        chosen = self.options.values["layers"]
+        chosen = self.options.run.layers
         if chosen == "all":
             return layers
         if chosen in ("first", "last", "first,last"):
@@ -239,7 +239,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def note_running(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Note the gates that run, and those that -k, a conftest or anything else leaves out."""
-    gates_of(config).finish(items, options_of(config).values["layers"], deselecting_options(config))
+    gates_of(config).finish(items, options_of(config).run.layers, deselecting_options(config))
 
 
 def _note_parts(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -27,7 +27,11 @@ def dest(name: str) -> str:
 def typed_options(config: pytest.Config) -> dict[str, object]:
     """Return what the command line has of each option that it names."""
     typed = {name: config.getoption(dest(name)) for name in known_options()}
-    return {name: value for name, value in typed.items() if value is not None}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in typed.items()
+        if value is not None
+    }
 
 
 def add_options(parser: pytest.Parser) -> None:

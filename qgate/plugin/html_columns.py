@@ -52,7 +52,7 @@ class HtmlColumns:
 
     def __init__(self, run: SuiteRun) -> None:
         self._run = run
-        self._plots = run.options.values["plots"]
+        self._plots = run.options.run.plots
         self._whole = bool(run.options.config.getoption("self_contained_html", False))
         self._drawn = 0
         self._texts: dict[str, list[str]] = {}

@@ -352,7 +352,7 @@ def run_extent(run: SuiteRun, stopped_by: str, status: int) -> RunExtent:
         judged,
         omitted,
         coverage,
-        allowed=bool(run.options.values["allow-partial"]),
+        allowed=bool(run.options.run.allow_partial),
         ci=note_environment(run.options.config).is_ci,
         is_shard=run.options.shard is not None,
     )
@@ -384,7 +384,7 @@ def _header(run: SuiteRun, complete: bool, status: int | None) -> Record:
         }
     return new_header(
         torch=about.get("torch", str(torch.__version__)),
-        device=about.get("device", options.values["device"]),
+        device=about.get("device", options.run.device),
         seed=about.get("seed"),
         commit=about.get("commit"),
         command=[str(arg) for arg in config.invocation_params.args],
@@ -393,7 +393,7 @@ def _header(run: SuiteRun, complete: bool, status: int | None) -> Record:
         metrics=[metric.to_dict() for metric in METRICS],
         limits=[{"model": k, **limit} for k, v in facts.limits.items() for limit in v],
         models=facts.models,
-        reference=options.values["reference"],
+        reference=options.run.reference,
         complete=complete and shard is None,
         shard=shard,
         exit=status,
@@ -450,7 +450,7 @@ def _unheld(
     by_words = {mode for model, mode in explained if model not in names}
     for model in names:
         store, sites = Store(run.options.baselines, model), measured.get(model, {})
-        accepted, query = store.modes(), run.options.values["mode"]
+        accepted, query = store.modes(), run.options.run.mode
         asked = {mode for mode in {*accepted, *sites} if is_selected(mode, query, accepted)}
         modes = [
             mode

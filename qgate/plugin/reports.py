@@ -146,7 +146,7 @@ def finish(run: SuiteRun, session: pytest.Session, exitstatus: int) -> None:
     if run.selection.refused:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
         return
-    if options.values["watch-underflow"]:
+    if options.run.watch_underflow:
         watch = lazy.underflow.Watch()
         for site in (site for part in run.parts for site in part["underflow"]):
             watch.add(lazy.underflow.WatchedSite.from_dict(site))

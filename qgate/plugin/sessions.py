@@ -24,7 +24,7 @@ from qgate.modes.setups import ModelSetup, with_tokens
 from qgate.plugin.runs import SESSIONS, selection_of
 from qgate.plugin.settings import options_of
 from qgate.project.gate_kinds import GateKind, gate_kind, known_options
-from qgate.project.options import PathPair
+from qgate.project.options import CommandSettings
 from qgate.project.settings import limits_title
 from qgate.storage.locations import relative_text
 from qgate.text import for_terminal
@@ -86,11 +86,11 @@ class Sessions:
         _ = self._policy(), self._shared()
         bench = Bench(
             self._setup(model),
-            reference_mode=self.options.values["reference"],
+            reference_mode=self.options.run.reference,
             progress=self._progress,
         )
         notes = selection_of(self.config).notes
-        notes += {cpu_notice(self.options.values["device"])} - {"", *notes}
+        notes += {cpu_notice(self.options.run.device)} - {"", *notes}
         return bench
 
     def bench(self, model: str) -> Bench:
@@ -108,9 +108,9 @@ class Sessions:
         for name in names:
             value = options.values[name]
             if value is not None:
-                values = value if isinstance(value, list) else [value]
-                if every[name].kind in (Path, PathPair) and name not in options.typed:
-                    values = [relative_text(options.directory, text) for text in values]
+                values = value if isinstance(value, tuple) else (value,)
+                if every[name].is_path and name not in options.typed:
+                    values = tuple(relative_text(options.directory, text) for text in values)
                 typed.append((name, *values))
         return typed
 
@@ -128,17 +128,17 @@ class Sessions:
             "baselines": options.baselines,
             "updating": options.update,
             "dry_run": options.dry_run,
-            "accept_plan": options.values["accept-plan"],
+            "accept_plan": options.run.accept_plan,
             "deferred": True,
-            "across_weights": options.values["across-weights"],
+            "across_weights": options.run.across_weights,
             "command": options.command(updating=True),
             "spelled": options.spelled,
-            "plots": options.values["plots"],
+            "plots": options.run.plots,
         }
 
     def _setup(self, model: str) -> ModelSetup:
         """Return the options as the setup of one model."""
-        hook, values = self.config.hook, self.options.values
+        hook, run = self.config.hook, self.options.run
         builders: dict[str, Callable[..., Model]] = {}
         for models in hook.pytest_qgate_models(config=self.config):
             builders |= models
@@ -150,15 +150,13 @@ class Sessions:
                     f"pytest_qgate_modes brings mode {name!r}, and there is another one of that "
                     "name: give it a name of its own."
                 )
-        calibration = values["calibration"]
+        arithmetic = self.options.of(CommandSettings).calib_arithmetic
         return ModelSetup(
             model,
-            values["device"],
+            run.device,
             self.sampling,
-            calibration=None if calibration is None else Path(calibration),
-            settings=CalibrationSettings(
-                values["percentile-alpha"], values.get("calib-arithmetic", "fp32")
-            ),
+            calibration=_path(run.calibration),
+            settings=CalibrationSettings(run.percentile_alpha, arithmetic),
             build=builders.get(model),
             modes={mode.name: mode for mode in own},
         )
@@ -166,21 +164,17 @@ class Sessions:
     @cached_property
     def sampling(self) -> Sampling:
         """Read the options of samples, and the files that they name."""
-        values = self.options.values
-        files = {
-            name: None if values[name] is None else Path(values[name])
-            for name in ("text", "tokens", "calib-text")
-        }
+        run = self.options.run
         sampling = Sampling(
-            **{
-                name.replace("-", "_"): values[name]
-                for name in ("samples", "seqlen", "calib-samples", "calib-seqlen")
-            },
-            text=files["text"],
-            calib_text=files["calib-text"],
+            run.samples,
+            run.seqlen,
+            run.calib_samples,
+            run.calib_seqlen,
+            text=_path(run.text),
+            calib_text=_path(run.calib_text),
         )
         sampling.check_texts()
-        return with_tokens(sampling, files["tokens"])
+        return with_tokens(sampling, _path(run.tokens))
 
     def _progress(self, text: str) -> None:
         """Say on a terminal what takes its time."""
@@ -191,9 +185,13 @@ class Sessions:
                 sys.stderr.flush()
 
 
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
 def device_of(config: pytest.Config) -> torch.device:
     """Return the device of --device."""
-    return resolve(options_of(config).values["device"])
+    return resolve(options_of(config).run.device)
 
 
 # This file is loaded before any test: what is here by now stays as long as the process.

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -21,7 +21,7 @@ from qgate.errors import QgateError
 from qgate.loading import LateModule
 from qgate.plugin.command_line import dest, typed_options
 from qgate.project.gate_kinds import gate_kinds, known_options, subject_kinds
-from qgate.project.options import PathPair
+from qgate.project.options import RunSettings, by_option
 from qgate.project.run_words import RUN_NOTHING, has_option
 from qgate.project.settings import baselines_folder, home_above, read_project
 from qgate.text import for_terminal, one_line
@@ -37,6 +37,9 @@ else:
     )
 
 
+T = TypeVar("T")
+
+
 def option_error(sentence: object) -> pytest.UsageError:
     """Return an error of one line, with exit status 4; no terminal obeys names in it."""
     return pytest.UsageError(for_terminal(one_line(sentence)))
@@ -47,7 +50,7 @@ class RunOptions:
 
     typed    options of the command line
     given    names of those that the command line or the project's file has
-    values   every option, with defaults for what nobody gave
+    values   every option, with defaults for what nobody gave; `run` has those of every run
     home     the project's folder; `source` is the file of its settings, `limits` its policy
     update   which entries an update writes, None where baselines stay as they are
     shard    number of this shard, from 1, and of all; None where the run is not divided
@@ -69,9 +72,15 @@ class RunOptions:
         self.given = self.typed.keys() | project.options.keys()
         defaults = {name: option.default for name, option in known_options().items()}
         self.values: dict[str, Any] = {**defaults, **project.options, **self.typed}
-        self.models: list[str] = list(dict.fromkeys(self.values["model"]))
-        self.dry_run = bool(self.values["update-dry-run"])
+        self.run = self.of(RunSettings)
+        self.models: list[str] = list(dict.fromkeys(self.run.model))
+        self.dry_run = self.run.update_dry_run
         self._spelled: dict[str, str] = {}
+
+    def of(self, declaration: type[T]) -> T:
+        """Return the settings that a dataclass declares, with defaults for what nobody gave."""
+        settings = by_option(declaration).items()
+        return declaration(**{of.name: self.values.get(name, of.default) for name, of in settings})
 
     def check(self) -> None:
         """Refuse what cannot be meant, before anything is collected."""
@@ -83,9 +92,9 @@ class RunOptions:
         except QgateError as error:
             raise option_error(f"qgate: {error}") from None
         _ = self.update, self.shard
-        if self.values["baselines"]:
+        if self.run.baselines:
             _ = self.baselines
-        if self.values["accept-plan"] and self.update is None:
+        if self.run.accept_plan and self.update is None:
             raise option_error(
                 "--accept-plan accepts another plan beside --update-baselines, and not alone: "
                 "give both, or leave it out."
@@ -95,7 +104,7 @@ class RunOptions:
                 f"--update-which {self.typed['update-which']} says what an update writes, and "
                 "nothing is updated: give --update-baselines (or --update-dry-run), too."
             )
-        if self.values["across-weights"] and self.update is not None:
+        if self.run.across_weights and self.update is not None:
             raise option_error(
                 "--across-weights holds errors against a baseline of other weights, and "
                 "--update-baselines (or --update-dry-run) replaces it by one of these: give one of "
@@ -147,7 +156,7 @@ class RunOptions:
 
     @cached_property
     def update(self) -> Which | None:
-        if not (self.values["update-baselines"] or self.dry_run):
+        if not (self.run.update_baselines or self.dry_run):
             return None
         refused = os.environ.get("CI") and os.environ.get("QGATE_ALLOW_CI_UPDATE") != "1"
         if refused and not self.dry_run:
@@ -156,12 +165,11 @@ class RunOptions:
                 "at. Update and commit on your machine, or set QGATE_ALLOW_CI_UPDATE=1 for a job "
                 "that is there to refresh baselines."
             )
-        which: Which = self.values["update-which"]
-        return which
+        return self.run.update_which
 
     @cached_property
     def shard(self) -> tuple[int, int] | None:
-        text = self.values["shard"]
+        text = self.run.shard
         if text is None:
             return None
         numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
@@ -184,14 +192,14 @@ class RunOptions:
     def baselines(self) -> Path:
         """The folder of the baselines."""
         try:
-            return baselines_folder(self.values["baselines"] or self.home / "baselines")
+            return baselines_folder(self.run.baselines or self.home / "baselines")
         except QgateError as error:
             raise option_error(f"qgate: {error}") from None
 
     @property
     def shown_baselines(self) -> str:
         """Return the folder of baselines for people: relative to the project if it is below."""
-        folder = str(self.values["baselines"] or self.home / "baselines")
+        folder = str(self.run.baselines or self.home / "baselines")
         shown = locations.short_path(self.home, folder)
         return shown if self.baselines.is_dir() else f"{shown} (none yet)"
 
@@ -249,16 +257,16 @@ class RunOptions:
         names |= {kind.subject for kind in subjects}
         if not (names & self.given or self.source or (self.home / "baselines").is_dir()):
             return None
-        values = self.values
-        parts = [f"mode {','.join(values['mode'])}", f"model {', '.join(self.models)}"]
-        if values["reference"] != "fp32":
-            parts.append(f"reference {values['reference']}")
+        run = self.run
+        parts = [f"mode {','.join(run.mode)}", f"model {', '.join(self.models)}"]
+        if run.reference != "fp32":
+            parts.append(f"reference {run.reference}")
         for kind in subjects:
-            if (value := kind.subject_given(values)) is not None:
-                text = " and ".join(value) if isinstance(value, list) else value
+            if (value := kind.subject_given(self.values)) is not None:
+                text = " and ".join(value) if isinstance(value, tuple) else value
                 parts.append(f"{kind.name} {text} as {kind.record_name(self)}")
-        parts += [f"device {values['device']}", f"baselines {self.shown_baselines}"]
-        if values["across-weights"]:
+        parts += [f"device {run.device}", f"baselines {self.shown_baselines}"]
+        if run.across_weights:
             parts.append("across weights")
         if self.update is not None:
             what = "update as a dry run" if self.dry_run else "updating baselines"
@@ -289,9 +297,9 @@ class RunOptions:
         """Spell an option as this project does: by its short name, unless another one has that."""
         if name not in self._spelled:
             option = known_options()[name]
-            first = option.kind[0] if isinstance(option.kind, tuple) else "1"
+            first = option.choices[0] if option.choices else "1"
             value = [f"--{name}" if option.kind is bool else f"--{name}={first}"]
-            value = [f"--{name}", "1", "2"] if option.kind is PathPair else value
+            value = [f"--{name}", "1", "2"] if option.length else value
             try:
                 ours = vars(self.config._parser.parse_known_args(value)).get(dest(name))
             except (pytest.UsageError, SystemExit):

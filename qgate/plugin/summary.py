@@ -54,12 +54,12 @@ def page_run(run: SuiteRun) -> Run | None:
 
 def draw(run: SuiteRun) -> None:
     """Make the page of a run; whatever keeps it from being made is an error, and is not green."""
-    values = run.options.values
-    if values["no-report"]:
+    own = run.options.run
+    if own.no_report:
         return
     page = records_file(run).with_name("report.html")
     try:
-        pages.write_page(page, page_run(run), plots=values["plots"])  # type: ignore[arg-type]
+        pages.write_page(page, page_run(run), plots=own.plots)  # type: ignore[arg-type]
         run.page = page
     except Exception as error:
         is_told = isinstance(error, QgateError | OSError)

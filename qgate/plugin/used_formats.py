@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -31,7 +31,7 @@ def drop_unused_formats(
     modes fit no model.
     """
     options = options_of(config)
-    modes = ",".join(options.values["mode"]).split(",")
+    modes = ",".join(options.run.mode).split(",")
     if "format" in options.given or "all" in (mode.strip().lower() for mode in modes):
         return
     marked = [item for item in items if _is_marked(item)]
@@ -77,7 +77,7 @@ def _full_name(name: str) -> str | None:
         return None
 
 
-def selected_formats(wanted: list[str] | None) -> list[str]:
+def selected_formats(wanted: Sequence[str] | None) -> list[str]:
     """Return the names behind a list of names and aliases, each once; all for "all" or None."""
     names = ",".join(wanted or ["all"])
     if names.strip().lower() == "all":

@@ -31,14 +31,16 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import distributions, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from qgate.errors import QgateError, sentence_of
 from qgate.loading import LateModule
-from qgate.project.options import OPTIONS, Option
+from qgate.project.options import OPTIONS, by_option
 from qgate.registry import Registry
+from qgate.settings import Setting
 
 if TYPE_CHECKING:
     from qgate.storage import locations
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 else:
     locations = LateModule("qgate.storage.locations")
 
+T = TypeVar("T")
 GROUP = "qgate.gates"
 """Entry points of other packages that bring a kind of gate."""
 _SHIPPED = (
@@ -76,6 +79,10 @@ class GateOptions(Protocol):
 
     @property
     def directory(self) -> Path: ...
+
+    def of(self, declaration: type[T]) -> T:
+        """Return the settings that a dataclass declares, with defaults for what nobody gave."""
+        ...
 
     def spelled(self, name: str) -> str:
         """Spell an option as this project does."""
@@ -121,12 +128,17 @@ class GateRun(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class NoOptions:
+    """The settings of a kind that has none."""
+
+
 class GateKind:
     """One kind of gate; the module's docstring says how a run uses it.
 
     name        what errors and notes call it
     fixture     the fixture that judges, and `doc` what `pytest --fixtures` says of it
-    options     its options by name, and `follows` the option that they stand behind in a list
+    options     the dataclass of its settings; in a list they stand behind the option `follows`
     subject     the option that names what is gated; empty for kinds about a model
     plural      several of the subject in a sentence, and `metavar` what `subject` takes
     cases       the fixture of its layers or parts with its documentation; empty without one
@@ -139,7 +151,7 @@ class GateKind:
     name: str
     fixture: str
     doc: str
-    options: Mapping[str, Option] = {}
+    options: type = NoOptions
     follows: str = "layers"
     subject: str = ""
     plural: str = ""
@@ -153,6 +165,11 @@ class GateKind:
     @property
     def is_of_model(self) -> bool:
         return not self.subject
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """Return its settings by the names of their options."""
+        return by_option(self.options)
 
     def check(self, options: GateOptions) -> None:
         """Refuse what cannot be meant on the command line, before anything is collected."""
@@ -188,7 +205,7 @@ def register(kind: GateKind) -> GateKind:
                 f"that of {other.name!r} already: give it another name."
             )
     options = known_options()
-    if repeated := [name for name in kind.options if name in options]:
+    if repeated := [name for name in kind.settings if name in options]:
         raise QgateError(
             f"the kind of gate {kind.name!r} has the option {repeated[0]!r}, which exists already: "
             "rename it in GateKind.options."
@@ -233,18 +250,18 @@ def kinds_by_cases() -> dict[str, GateKind]:
     return {kind.cases[0]: kind for kind in gate_kinds() if kind.cases}
 
 
-def known_options() -> dict[str, Option]:
+def known_options() -> dict[str, Setting]:
     """Return all options of a run by name: those of every run, and of each kind of gate."""
     return dict(_all_options())
 
 
-def _all_options() -> Iterator[tuple[str, Option]]:
+def _all_options() -> Iterator[tuple[str, Setting]]:
     kinds = gate_kinds()
     for name, option in OPTIONS.items():
         yield name, option
         for kind in kinds:
             if kind.follows == name:
-                yield from kind.options.items()
+                yield from kind.settings.items()
 
 
 def named_after(text: str) -> str:

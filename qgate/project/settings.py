@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from qgate.errors import QgateError, unknown
 from qgate.loading import LateModule
 from qgate.project.gate_kinds import known_options
-from qgate.project.options import SETTINGS, Kind, PathPair
+from qgate.project.options import SETTINGS, TYPED_ONLY, FileSettings
+from qgate.settings import settings_of
 
 if TYPE_CHECKING:
     from qgate import documents
@@ -124,38 +125,17 @@ def _checked(home: Path, name: str, value: Any) -> Any:
         if not isinstance(value, dict):
             raise QgateError(f"limits = {value!r} is not allowed; it is a table.")
         return value
-    kinds = {
-        n.replace("-", "_"): o.kind
-        for n, o in {**known_options(), **SETTINGS}.items()
-        if o.is_setting
-    }
-    kinds["suites"] = list
-    if name not in kinds:
-        raise unknown("key", name, [*kinds, "limits"])
-    kind = kinds[name]
-    listed = value if isinstance(value, list) else [value]
-    if kind is list and listed and all(isinstance(text, str) and text for text in listed):
-        return [locations.text_below(home, text) for text in listed] if name == "suites" else listed
-    if kind is float and type(value) in (int, float):
-        return float(value)
-    if kind is Path and isinstance(value, str) and value:
-        return locations.text_below(home, value)
-    is_pair = kind is PathPair and isinstance(value, list) and len(value) == 2
-    if is_pair and all(isinstance(text, str) and text for text in value):
-        return [locations.text_below(home, text) for text in value]
-    # By type alone: true is no whole number.
-    plain = kind in (int, str, bool) and type(value) is kind
-    if plain or (isinstance(kind, tuple) and value in kind):
+    settings = {of.name: of for of in ({**known_options(), **SETTINGS}).values()}
+    settings = {key: of for key, of in settings.items() if of.about not in TYPED_ONLY}
+    settings |= settings_of(FileSettings)
+    if name not in settings:
+        raise unknown("key", name, [*settings, "limits"])
+    value = settings[name].read(value)
+    if not settings[name].is_path:
         return value
-    raise QgateError(f"{name} = {value!r} is not allowed; it is {_allowed(kind)}.")
-
-
-def _allowed(kind: Kind) -> str:
-    if isinstance(kind, tuple):
-        return f"one of {', '.join(kind)}"
-    return {list: "a text or a list of texts", Path: "a path",
-            PathPair: "a list of two paths", int: "a whole number",
-            float: "a number", str: "a text", bool: "true or false"}[kind]  # fmt: skip
+    if isinstance(value, tuple):
+        return tuple(locations.text_below(home, text) for text in value)
+    return locations.text_below(home, value)
 
 
 def baselines_folder(text: str | Path) -> Path:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qgate.loading import LateModule
 from qgate.project.gate_kinds import GateKind, GateRun
-from qgate.project.options import Option
+from qgate.settings import setting
 
 if TYPE_CHECKING:
     from qgate.relations import gate as gate
 else:
     gate = LateModule("qgate.relations.gate")
 
-OPTIONS = {
-    "relations": Option(
+
+@dataclass(frozen=True)
+class RelationOptions:
+    """Extent of the comparison, and how exact it is."""
+
+    relations: bool = setting(
+        False,
         "also check that batches, caches, splits and processes do not change results, in all ways",
-        False,
-        kind=bool,
-    ),
-    "bitwise": Option(
-        "with relations: results must have the same bits, not only agree to float noise",
-        False,
-        kind=bool,
-    ),
-}
+    )
+    bitwise: bool = setting(
+        False, "with relations: results must have the same bits, not only agree to float noise"
+    )
 
 
 class RelationKind(GateKind):
@@ -33,16 +34,16 @@ class RelationKind(GateKind):
     name = "relations"
     fixture = "relation_gate"
     doc = "Holds a model in a mode against itself, computed in other ways; needs no baseline."
-    options = OPTIONS
+    options = RelationOptions
     whole_by = ("relations", "bitwise")
     follows = "across-weights"
 
     def open(self, run: GateRun, model: str) -> gate.RelationGates:
-        bench, options = run.bench(model), run.options.values
+        bench, own = run.bench(model), run.options.of(RelationOptions)
         session: gate.RelationGates
         session = run.session(
             gate.RelationGates, bench, bench.model.name,
-            bitwise=options["bitwise"], is_deep=options["relations"] or options["bitwise"],
+            bitwise=own.bitwise, is_deep=own.relations or own.bitwise,
         )  # fmt: skip
         return session
 

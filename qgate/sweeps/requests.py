@@ -22,30 +22,12 @@ from qgate.sweeps.compute import sweep
 from qgate.sweeps.files import draw_pictures
 from qgate.sweeps.formats import has_mx, with_shares
 from qgate.sweeps.record import SweepRecord
+from qgate.sweeps.settings import SweepSettings
 from qgate.sweeps.shares import is_trained, trained_on
 
 # Limits of the part of a file that one worker sweeps at once: its results wait to be written.
 _PART_BYTES, _PART_TENSORS = 2**28, 16
 _CAST = "--cast bf16 sweeps integers, rounded to bf16 first."
-
-
-@dataclass(frozen=True)
-class Request:
-    """Settings of a run of sweeps; the fields are the options of `qgate sweep`."""
-
-    formats: tuple[str, ...] = ("fp8_e4m3",)
-    levels: int = 21
-    max_exp: float | None = None
-    min_exp: float | None = None
-    granularity: tuple[str, ...] = ("tensor", "block")
-    alignment: str = "exact"
-    scale_bits: int = 8
-    block: int = 32
-    axis: int = -1
-    via: str | None = None
-    plots: bool = False
-    compares: bool = False
-    """True to measure the formats that people choose between, too."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +75,7 @@ def parts_of(spec: str) -> list[FilePart]:
     return [FilePart(spec, tuple(names)) for names in parts] if len(parts) > 1 else [FilePart(spec)]
 
 
-def sweep_part(part: FilePart, request: Request) -> Iterator[Swept]:
+def sweep_part(part: FilePart, request: SweepSettings) -> Iterator[Swept]:
     """Sweep and draw tensor by tensor, so that one process holds no more than one."""
     for spec in [f"{part.spec}:{name}" for name in part.names] or [part.spec]:
         for swept in sweep_file(spec, request):
@@ -103,12 +85,12 @@ def sweep_part(part: FilePart, request: Request) -> Iterator[Swept]:
             yield swept
 
 
-def sweep_whole_part(part: FilePart, request: Request) -> list[Swept]:
+def sweep_whole_part(part: FilePart, request: SweepSettings) -> list[Swept]:
     """Sweep a part in a worker, which sends all its results at once."""
     return list(sweep_part(part, request))
 
 
-def sweep_file(spec: str, request: Request) -> Iterator[Swept]:
+def sweep_file(spec: str, request: SweepSettings) -> Iterator[Swept]:
     """Yield one `Swept` per tensor of the file; a bad file or tensor is one with an error.
 
     Integers among other tensors, such as positions or step counts, are left out; a file of integers
@@ -136,7 +118,7 @@ def sweep_file(spec: str, request: Request) -> Iterator[Swept]:
         yield Swept(spec, spec, error=why)
 
 
-def _sweep_stored(stored: StoredTensor, request: Request) -> Swept:
+def _sweep_stored(stored: StoredTensor, request: SweepSettings) -> Swept:
     source = str(stored.path) if stored.key is None else f"{stored.path}:{stored.key}"
     records: list[SweepRecord] = []
     text = None
@@ -151,7 +133,7 @@ def _sweep_stored(stored: StoredTensor, request: Request) -> Swept:
     return Swept(stored.name, source, tuple(records), error=text)
 
 
-def _records(stored: StoredTensor, source: str, request: Request) -> Iterator[SweepRecord]:
+def _records(stored: StoredTensor, source: str, request: SweepSettings) -> Iterator[SweepRecord]:
     tensor = stored.tensor.detach()
     if tensor.layout != torch.strided or tensor.is_complex():
         kind = tensor.dtype if tensor.layout == torch.strided else tensor.layout
@@ -182,16 +164,16 @@ def _records(stored: StoredTensor, source: str, request: Request) -> Iterator[Sw
                 "numbers; sweep it as it is, without --cast."
             )
     records: list[SweepRecord] = []
-    for name, granularity in itertools.product(request.formats, request.granularity):
+    for name, granularity in itertools.product(request.formats, request.granularities):
         block = granularity == "block"
         fmt: str | Format = name
         if is_trained(name):
             fmt = trained_on(swept_values.numbers, name, request.axis)
         is_shared = with_shares(fmt) is not None
-        if is_shared and granularity != request.granularity[0]:
+        if is_shared and granularity != request.granularities[0]:
             continue  # a codebook has scales of blocks alone
         max_exp, min_exp = request.max_exp, request.min_exp
-        if block and not is_shared and len(request.granularity) > 1:
+        if block and not is_shared and len(request.granularities) > 1:
             if not has_mx(fmt):
                 continue
             # Exponents of a tensor are no offsets.
@@ -231,7 +213,7 @@ def _records(stored: StoredTensor, source: str, request: Request) -> Iterator[Sw
 class _SweptValues:
     """Counts of a tensor, made once at the first use, for any number of formats."""
 
-    def __init__(self, tensor: Tensor, request: Request) -> None:
+    def __init__(self, tensor: Tensor, request: SweepSettings) -> None:
         self.tensor, self.request = tensor, request
         is_wide = tensor.dtype in (torch.float32, torch.float64)
         self.rounded: Any = request.via if is_wide else None

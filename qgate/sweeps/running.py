@@ -21,7 +21,8 @@ from qgate.sweeps.files import folder_for, safe_name, write
 from qgate.sweeps.findings import SweptFormat, entry_of
 from qgate.sweeps.page import FAILED_PAGE, OTHER_PAGE, PAGE, write_page
 from qgate.sweeps.record import SweepView
-from qgate.sweeps.requests import FilePart, Request, Swept, parts_of, sweep_part, sweep_whole_part
+from qgate.sweeps.requests import FilePart, Swept, parts_of, sweep_part, sweep_whole_part
+from qgate.sweeps.settings import SweepSettings
 from qgate.sweeps.tables import THICK, THIN, title
 from qgate.sweeps.texts import answer, lines
 from qgate.text import counted, one_line
@@ -64,7 +65,7 @@ class SweepRun:
 
     def __init__(
         self,
-        request: Request,
+        request: SweepSettings,
         root: Location,
         say: Callable[..., None],
         *,
@@ -200,7 +201,7 @@ class SweepRun:
         return console
 
 
-def settings_text(request: Request) -> str:
+def settings_text(request: SweepSettings) -> str:
     """Write the settings that change the results, in the words of the options."""
     parts = [f"{request.levels} levels", f"{request.alignment} alignment"]
     parts += [f"exponents to {request.max_exp:g}"] if request.max_exp is not None else []
@@ -225,7 +226,9 @@ def _is_done(journal: Journal, key: str) -> bool:
     return not failed and all(location_of(folder).is_dir() for folder in file["folders"])
 
 
-def _swept(specs: Sequence[str], request: Request, workers: Workers) -> Iterator[Iterable[Swept]]:
+def _swept(
+    specs: Sequence[str], request: SweepSettings, workers: Workers
+) -> Iterator[Iterable[Swept]]:
     """Yield the results of each file, and the parts of it that were lost with a process."""
     if workers.is_here:
         for spec in specs:

@@ -10,8 +10,9 @@ import torch
 import qgate
 from qgate.activation_stats.findings import findings
 from qgate.activation_stats.plots.pictures import pictures
-from qgate.activation_stats.reading import losses, report_options, worst_format
+from qgate.activation_stats.reading import losses, worst_format
 from qgate.activation_stats.record import ActivationsRecord
+from qgate.activation_stats.settings import report_settings
 from qgate.activation_stats.texts import activation_text
 from tests.shares import slow_file
 
@@ -64,10 +65,9 @@ def test_no_finding_is_repeated(record: ActivationsRecord) -> None:
 
 
 def test_no_two_pictures_of_formats_have_one_title(record: ActivationsRecord) -> None:
-    drawings = [
-        p for p in pictures(record, report_options(record["settings"])) if p.section == "formats"
-    ]
-    titles = [sheet.title for p in drawings if (sheet := p.sheet()) is not None]
+    view = report_settings(record["settings"]).visualization
+    drawings = [picture for picture in pictures(record, view) if picture.section == "formats"]
+    titles = [sheet.title for picture in drawings if (sheet := picture.sheet()) is not None]
     assert len(titles) > 1
     assert len(set(titles)) == len(titles)
 

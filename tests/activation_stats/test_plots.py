@@ -13,7 +13,6 @@ from qgate.activation_stats.plots.formats import draw_proposal
 from qgate.activation_stats.plots.heatmaps import draw_flat
 from qgate.activation_stats.plots.pictures import ActivationPicture, pictures
 from qgate.activation_stats.reading import (
-    ReportOptions,
     clean,
     kind_name,
     model_stem,
@@ -23,23 +22,24 @@ from qgate.activation_stats.reading import (
     visible,
 )
 from qgate.activation_stats.record import ActivationsRecord
+from qgate.activation_stats.settings import ViewSettings
 from tests.activation_stats.activation_records import OUTLIER, RECORDS, usual
 from tests.shares import proof
 
-LOOK = ReportOptions()
+LOOK = ViewSettings()
 
 
-def named(record: ActivationsRecord, name: str, options: ReportOptions = LOOK) -> ActivationPicture:
+def named(record: ActivationsRecord, name: str, options: ViewSettings = LOOK) -> ActivationPicture:
     return next(picture for picture in pictures(record, options) if picture.name == name)
 
 
-def axes_of(record: ActivationsRecord, name: str, options: ReportOptions = LOOK) -> list[Any]:
+def axes_of(record: ActivationsRecord, name: str, options: ViewSettings = LOOK) -> list[Any]:
     sheet = named(record, name, options).sheet()
     assert sheet is not None
     return sheet.figure.get_axes()
 
 
-def texts_of(record: ActivationsRecord, name: str, options: ReportOptions = LOOK) -> str:
+def texts_of(record: ActivationsRecord, name: str, options: ViewSettings = LOOK) -> str:
     """All that is written in a picture."""
     from matplotlib.text import Text
 
@@ -130,7 +130,11 @@ def test_labels_are_right(name: str, names: list[str], missing: list[str]) -> No
     [(-1, "of a token"), (-2, "of a channel"), (None, "of all values"), (0, "all")],
 )
 def test_axes_say_what_was_reduced_over(reduced: int | None, words: str) -> None:
-    written = texts_of(usual(), "mlp_down_proj_input-input", replace(LOOK, reduce_dim=reduced))
+    written = texts_of(
+        usual(),
+        "mlp_down_proj_input-input",
+        replace(LOOK, magnitude=replace(LOOK.magnitude, reduce_dim=reduced)),
+    )
     assert words in written.replace("\n", " ")
 
 
@@ -229,7 +233,7 @@ def test_a_model_with_all_layers_kept_does_not_flatten_the_curve_of_a_proposal()
     proposal |= {"curve": [(0, 11.0), (2, 21.0), (9, 320.0)], "keep": ["a", "b"]}
     proposal |= {"value": 21.0, "all_quantized": 11.0, "reached": True}
     record["proposals"] = [proposal]
-    sheet = draw_proposal(record, proposal["format"], ReportOptions())
+    sheet = draw_proposal(record, proposal["format"], ViewSettings())
     assert sheet is not None
     line = sheet.figure.axes[0].get_lines()[0]
     assert np.asarray(line.get_ydata()).tolist() == [11.0, 21.0]

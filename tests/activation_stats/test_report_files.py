@@ -12,7 +12,8 @@ import pytest
 
 from qgate.activation_stats.files import read_record, write_report
 from qgate.activation_stats.findings import findings
-from qgate.activation_stats.reading import ReportOptions, losses
+from qgate.activation_stats.reading import losses
+from qgate.activation_stats.settings import ActivationSettings, with_values
 from qgate.activation_stats.tables import csv_files, tables
 from qgate.activation_stats.texts import activation_text, keep_lines
 from qgate.text import decibels
@@ -22,7 +23,7 @@ from tests.shares import slow_file
 
 pytestmark = slow_file
 
-QUICK = ReportOptions(dpi=20, formats=("html", "csv", "json"))
+QUICK = with_values(ActivationSettings(), {"dpi": 20, "output.formats": ["html", "csv", "json"]})
 
 
 class Reader(PageReader):

@@ -9,7 +9,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 from qgate.activation_stats import files as reports
 from qgate.activation_stats.files import check_folder, read_record, write_report
 from qgate.activation_stats.plots import pictures
-from qgate.activation_stats.reading import ReportOptions
+from qgate.activation_stats.settings import ActivationSettings, with_values
 from qgate.errors import QgateError
 from qgate.storage.locations import location_of
 from tests import bucket as stores
@@ -28,8 +27,10 @@ from tests.shares import proof, share
 pytestmark = share(6, group="stores")
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
-ALL = ReportOptions(dpi=20, formats=("png", "html", "csv", "json"))
-TEXTS = replace(ALL, formats=("csv", "json"))
+ALL = with_values(
+    ActivationSettings(), {"dpi": 20, "output.formats": ["png", "html", "csv", "json"]}
+)
+TEXTS = with_values(ALL, {"output.formats": ["csv", "json"]})
 Contents = Callable[[], dict[str, bytes]]
 STORES = ("s3://dumps/deep/out", "memory://a/out")
 in_stores = pytest.mark.parametrize("url", STORES, indirect=True)
@@ -83,7 +84,7 @@ def put(url: str, name: str, data: bytes = b"mine") -> None:
 @proof
 @in_stores
 def test_a_store_gets_what_a_folder_gets(url: str, contents: Contents, tmp_path: Path) -> None:
-    options = replace(ALL, formats=(*ALL.formats, "svg"))
+    options = with_values(ALL, {"output.formats": (*ALL.output.formats, "svg")})
     local = write_report(little(), tmp_path / "folder", options)
     steps: list[tuple[int, int]] = []
     remote = write_report(little(), f"{url}/", options, lambda done, of: steps.append((done, of)))
@@ -114,7 +115,7 @@ def test_a_second_run_replaces_the_first_and_nothing_else(url: str, contents: Co
     foreign = {"mine.csv", "small-mine.png", "deeper/layers.csv"}
     for name in foreign:
         put(url, name)
-    write_report(little(), url, replace(TEXTS, formats=("json",)))
+    write_report(little(), url, with_values(ALL, {"output.formats": ["json"]}))
     assert contents().keys() == {"activations.json", "small-written.json"} | foreign
     assert all(contents()[name] == b"mine" for name in foreign)
     write_report(little(), url, TEXTS)
@@ -135,7 +136,7 @@ def test_files_of_others_stay(url: str, contents: Contents) -> None:
 
 @in_folder_and_memory
 def test_models_share_a_folder(url: str, contents: Contents) -> None:
-    options = replace(TEXTS, formats=("html", "json"))
+    options = with_values(ALL, {"output.formats": ["html", "json"]})
     models = ("hf:models/small", "hf:models/other", "hf:elsewhere/small")
     written = [{p.name for p in write_report(little(m), url, options)} for m in models]
     assert len(set.union(*written)) == sum(map(len, written))
@@ -260,7 +261,7 @@ def test_a_report_name_that_is_no_file_name_is_refused(
     name: str, url: str, contents: Contents
 ) -> None:
     with pytest.raises(QgateError, match="report_name"):
-        check_folder(url, replace(ALL, report_name=name))
+        check_folder(url, with_values(ALL, {"output.report_name": name}))
     assert contents() == {}
 
 

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qgate.activation_stats.setting_values import UNSAID, SettingKey, full_name, split_list
+from qgate.activation_stats.setting_names import UNSAID, full_name
 from qgate.activation_stats.settings import (
     KEYS,
     ActivationSettings,
@@ -23,8 +23,10 @@ from qgate.activation_stats.settings import (
     read_settings,
 )
 from qgate.activation_stats.subjects import data_request
+from qgate.documents import split_list
 from qgate.errors import QgateError
 from qgate.models.samples import DataRequest
+from qgate.settings import Setting, values_of
 
 # The configuration of quant-smooth-ana's README; it must load as it is.
 KNOWN_FILE = r"""
@@ -108,21 +110,21 @@ NAMES = list(KEYS)
 by_name = pytest.mark.parametrize("each", KEYS.values(), ids=NAMES)
 
 
-def another(key: SettingKey) -> Any:
+def another(key: Setting) -> Any:
     """A value of a key that is not its default."""
     default = key.default[0] if isinstance(key.default, tuple) else key.default
     value: Any
-    if key.rules.get("registered"):
+    if key.allowed_as == "the name of a format":
         value = "hif4"
-    elif "choices" in key.rules:
-        value = next(c for c in key.rules["choices"] if c != default)
+    elif key.choices:
+        value = next(c for c in key.choices if c != default)
     elif key.kind is bool:
         value = not default
     elif key.kind is str:
         value = r"layers\.\d{1,2}"
     else:
         value = key.kind(default or 0) + (1 if key.kind is int else 0.125)
-    return (value,) * key.rules.get("length", 1) if key.many else value
+    return (value,) * (key.length or 1) if key.is_list else value
 
 
 def said(value: Any) -> str:
@@ -167,7 +169,7 @@ def test_every_key_of_quant_smooth_ana_has_one_meaning() -> None:
     assert full_names <= set(NAMES)
     assert len(NAMES) == len(set(NAMES))
     for key in KEYS.values():
-        assert len(key.doc) > 5
+        assert len(key.help) > 5
         assert key.name == full_name(key.name, NAMES)
 
 
@@ -195,7 +197,7 @@ def test_empty_settings_are_the_defaults(tmp_path: Path) -> None:
 
 
 @by_name
-def test_a_key_is_set_by_a_file_and_by_the_command_line(each: SettingKey, tmp_path: Path) -> None:
+def test_a_key_is_set_by_a_file_and_by_the_command_line(each: Setting, tmp_path: Path) -> None:
     value = another(each)
     for name in {each.name, each.name.removeprefix(UNSAID), f"--{each.name.replace('_', '-')}"}:
         assert changed_values(read_settings(None, [(name, said(value))])) == {each.name: value}
@@ -226,7 +228,9 @@ def test_the_default_file_reads_back_and_comments_every_key(kind: str, tmp_path:
     assert changed_values(read) == {}
     for key in KEYS.values():
         leaf = key.name.rpartition(".")[2]
-        assert re.search(rf"^ *(# )?{leaf} ?[:=] .*  # {re.escape(key.doc)}$", text, re.M), key.name
+        assert re.search(rf"^ *(# )?{leaf} ?[:=] .*  # {re.escape(key.help)}$", text, re.M), (
+            key.name
+        )
     loaded = yaml.safe_load(text) if kind == "yaml" else tomllib.loads(text)
     assert loaded["visualization"]["outlier"]["threshold"] == 64
     with pytest.raises(QgateError, match=r"'ini'.*toml, yaml"):
@@ -271,7 +275,7 @@ def test_values_of_a_command_line(name: str, text: str, value: Any) -> None:
     if name == "visualization.model_name":
         assert read.model.name == "x"
     else:
-        assert read.values()[full_name(name, NAMES)] == value
+        assert values_of(read)[full_name(name, NAMES)] == value
 
 
 def test_the_last_of_two_equal_options_holds() -> None:
@@ -306,9 +310,9 @@ def test_the_last_of_two_equal_options_holds() -> None:
         (("outlier.threshold", "0"), ["above 0"]),
         (("outlier.persistence", "1.5"), ["above 0 to 1"]),
         (("formats", "mxfp8,e4m4"), ["formats: unknown format 'e4m4'", "fp8_e4m3"]),
-        (("percentile_range.style", "dots"), ["style: unknown value 'dots'", "fill, line"]),
+        (("percentile_range.style", "dots"), ["style 'dots' is not allowed; it is one of line, fill"]),
         (("output.formats", "png,exe"), ["'exe'", "csv, html, json"]),
-        (("heatmap_3d.view_angle", "1"), ["a list of 2"]),
+        (("heatmap_3d.view_angle", "1"), ["a list of two numbers"]),
         (("heatmap_3d.sample_idx", "64"), ["from 0 to 63"]),
         (("data.source", " "), ["empty", "a text"]),
         (("smoothing.alphas", "0.5,2"), ["from 0 to 1"]),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
 
 from qgate.activation_stats.files import write_report
-from qgate.activation_stats.reading import ReportOptions
+from qgate.activation_stats.settings import ActivationSettings, with_values
 from qgate.checkpoints.files import write_files
 from qgate.drawing.files import draw_analysis
 from qgate.engines.files import write_files as write_engine_files
@@ -56,9 +55,11 @@ def _sweep(folder: Path) -> Path:
 def _activations(folder: Path) -> Path:
     record = activation_records.hostile()
     record["panels"] = {k: dict(list(p.items())[-1:]) for k, p in record["panels"].items()}
-    return write_report(record, folder, replace(ReportOptions(), dpi=40, formats=("html", "csv")))[
-        0
-    ]
+    return write_report(
+        record,
+        folder,
+        with_values(ActivationSettings(), {"dpi": 40, "output.formats": ["html", "csv"]}),
+    )[0]
 
 
 def _dumps(folder: Path) -> Path:

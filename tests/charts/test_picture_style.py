@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from qgate.activation_stats.plots.pictures import pictures
-from qgate.activation_stats.reading import ReportOptions
+from qgate.activation_stats.settings import ViewSettings
 from qgate.charts.figure import PANEL, SMALL, TICK, dress, new_figure, number_names, render_image
 from qgate.charts.palette import BLUE, COLORS
 from qgate.charts.sheet import Sheet, sheet
@@ -37,7 +37,7 @@ def _registered() -> Iterator[tuple[str, Build]]:
                 yield f"sweeps/{sweep.stem}", lambda s=sweep, r=record: s.draw.build(r)
     for dump in DUMPS:
         yield f"dumps/{dump.path}", lambda d=dump: d.draw.build(_normal_dump())
-    for each in pictures(activation_records.usual(), ReportOptions()):
+    for each in pictures(activation_records.usual(), ViewSettings()):
         yield f"activations/{each.name}", each.sheet
 
 

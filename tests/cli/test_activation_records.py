@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from qgate.activation_stats.files import write_report
-from qgate.activation_stats.reading import ReportOptions
+from qgate.activation_stats.settings import ActivationSettings, with_values
 from qgate.cli import main
 from tests.activation_stats.activation_records import broken, little
 from tests.shares import proof
 
 Capsys = pytest.CaptureFixture[str]
-FEW = ReportOptions(dpi=40, formats=("json",))
+FEW = with_values(ActivationSettings(), {"dpi": 40, "output.formats": ["json"]})
 _WITHOUT_TORCH = """
 import sys
 

@@ -422,20 +422,20 @@ def contents(record: Any, folder: Path, key: str) -> dict[str, bytes]:
     """What a picture of each kind that the key is about holds, with the names of all."""
     from qgate.activation_stats.files import _Writer
     from qgate.activation_stats.plots.pictures import pictures
-    from qgate.activation_stats.reading import report_options
+    from qgate.activation_stats.settings import report_settings
     from qgate.storage.access import folder_of
 
-    options = report_options(record["settings"])
-    bytes_by_name = {picture.name: b"" for picture in pictures(record, options)}
+    options = report_settings(record["settings"])
+    bytes_by_name = {picture.name: b"" for picture in pictures(record, options.visualization)}
     about = {"dpi": "outlier-token", "show_legend": "outlier-count", "reduce_dim": "down_proj_input",
              "num_layers_to_show": "down_proj-histogram", "view_angle": "3d",
              "style": "percentile-multi"}  # fmt: skip
-    for picture in pictures(record, options):
+    for picture in pictures(record, options.visualization):
         if about.get(key.rpartition(".")[2], "nothing") in picture.name:
             sheet = picture.sheet()
             assert sheet is not None
             path = folder / "one.png"
-            sheet.figure.savefig(path, dpi=options.dpi / 4)
+            sheet.figure.savefig(path, dpi=options.visualization.dpi / 4)
             bytes_by_name[picture.name] = path.read_bytes()
     writer = _Writer(record, folder_of(folder), options, None)
     names = [*writer._possible(), writer.page]

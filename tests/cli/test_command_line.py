@@ -120,9 +120,9 @@ def test_every_setting_stands_in_a_file_and_none_is_an_option_of_a_run() -> None
     ("text", "words"),
     [
         ("sweep_block", "write sweep_block=VALUE, where the value is a whole number"),
-        ("sweep_block=x", "write sweep_block=VALUE, where the value is a whole number"),
-        ("sweep_block=0", "sweep_block = 0 is not allowed; it is a whole number from 1"),
-        ("sweep_alignment=no", "where the value is one of exact, documented"),
+        ("sweep_block=x", "sweep_block = 'x' is not allowed; it is a whole number from 1"),
+        ("sweep_block=0", "sweep_block = '0' is not allowed; it is a whole number from 1"),
+        ("sweep_alignment=no", "it is one of exact, documented"),
         ("sweep_blok=3", "unknown setting 'sweep_blok'. Did you mean sweep_block"),
         ("calib_samples=3", "unknown setting 'calib_samples'"),
     ],

@@ -175,7 +175,7 @@ def test_numbers_are_short_and_exact(value: float, text: str) -> None:
         (["layers", "capture", "--mode", "0", "--samples", "x"], ["--samples", "'x'"]),
         (
             ["layers", "capture", "--mode", "0", "--set", "calib_arithmetic=bf16"],
-            ["calib_arithmetic=bf16", "one of fp32, fp16"],
+            ["calib_arithmetic = 'bf16'", "one of fp32, fp16"],
         ),
     ],
 )

@@ -95,7 +95,7 @@ def test_suites_are_found_from_below_and_by_the_settings(
     [
         ("", ["suites' does not exist", "qgate run PATH", "`qgate init`"]),
         ('suites = "gone"', ["names the suites", "gone'", "qgate.toml"]),
-        ("suites = 3", ["suites = 3 is not allowed; it is a text or a list of texts"]),
+        ("suites = 3", ["suites = 3 is not allowed; it is a path or a list of paths"]),
         ("suite = 'x'", ["unknown key 'suite'. Did you mean suites"]),
     ],
 )

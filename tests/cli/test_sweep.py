@@ -282,11 +282,11 @@ def test_tensors_inside_files_and_patterns(capsys: Capsys) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--num-levels", "0"], "'0' is not a whole number from 1"),
-        (["--num-levels", "-1"], "'-1' is not a whole number from 1"),
-        (["--jobs", "0"], "'0' is not a whole number from 1"),
-        (["--set", "sweep_scale_bits=-5"], "sweep_scale_bits = -5"),
-        (["--set", "sweep_scale_bits=12"], "sweep_scale_bits = 12"),
+        (["--num-levels", "0"], "'0' is not allowed; it is a whole number from 1"),
+        (["--num-levels", "-1"], "'-1' is not allowed; it is a whole number from 1"),
+        (["--jobs", "0"], "'0' is not allowed; it is a whole number from 1"),
+        (["--set", "sweep_scale_bits=-5"], "sweep_scale_bits = '-5'"),
+        (["--set", "sweep_scale_bits=12"], "sweep_scale_bits = '12'"),
         (["--elem-format", "fp9"], "unknown format 'fp9'"),
         (["--elem-format", "binary8p9se"], "K from 3 to 8 bits"),
         (["--elem-format", "binary8p3se", "--granularity", "block"], "binary8p3se"),

@@ -362,7 +362,9 @@ def test_a_switch_pauses_and_a_wrong_label_is_reported(tmp_path: Path) -> None:
         if not switch:
             del switches["TENSOR_SAVE_ENABLED"]  # it stays as it was
         train(model, 1)
-    assert collector.missing == ["a label: CURRENT_SAMPLE_IDX='many': it is a number from 0."]
+    assert collector.missing == [
+        "a label: CURRENT_SAMPLE_IDX='many' is not allowed; it is a whole number from 0."
+    ]
     collector.wait()
     rows = {(iteration, sample) for iteration, sample, *_ in labels(tmp_path / "d")}
     assert rows == {(0, 0), (1, 1), (2, 3)}, "the label stays where a new one is not allowed"

@@ -24,7 +24,7 @@ def drawn(project: Path) -> list[list[str]]:
 
 
 def test_the_choices_are_those_of_the_contract() -> None:
-    assert OPTIONS["plots"].kind == PLOTS
+    assert OPTIONS["plots"].choices == PLOTS
 
 
 def test_a_run_leaves_a_page_and_names_it(project: Path, suites: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import make_dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import pytest
 from qgate.errors import QgateError
 from qgate.project import gate_kinds
 from qgate.project.gate_kinds import GateKind
-from qgate.project.options import Option
 from qgate.registry import Registry
+from qgate.settings import setting
 from tests.plugin.conftest import run_alone
 from tests.plugin.projects import files, page, records
 from tests.shares import proof
@@ -108,6 +109,9 @@ class PlainKind(GateKind):
     name, fixture = "plain", "plain_gate"
 
 
+PLAIN = PlainKind()
+
+
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A registry of this test alone, which is not loaded yet."""
@@ -123,7 +127,7 @@ def points(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
 
 @pytest.mark.usefixtures("registry")
 def test_entry_points_bring_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    points(monkeypatch, f"{__name__}:PlainKind")
+    points(monkeypatch, f"{__name__}:PLAIN")
     assert [kind.name for kind in gate_kinds.gate_kinds()][-1] == "plain"
 
 
@@ -146,7 +150,8 @@ def test_an_entry_point_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_names_of_others_are_refused(name: str, fixture: str, option: str, words: str) -> None:
     kind = PlainKind()
-    kind.name, kind.fixture, kind.options = name, fixture, {option: Option("more")}
+    kind.name, kind.fixture = name, fixture
+    kind.options = make_dataclass("More", [(option, bool, setting(False, "more"))])
     with pytest.raises(QgateError, match=words):
         gate_kinds.register(kind)
     assert name not in {other.name for other in gate_kinds.gate_kinds()} - {"dump"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.gate.subjects import Subject, commit_here
 from qgate.modes import Mode
 from qgate.project.gate_kinds import GateKind, GateOptions, GateRun, named_after, register
-from qgate.project.options import Option
+from qgate.project.options import of_subject
 
-OPTIONS = {
-    "lengths": Option("a file of lengths", None, "subject", "FILE", Path),
-    "lengths-name": Option("name of the lengths in baselines", None, "subject", "NAME"),
-}
+
+@dataclass(frozen=True)
+class LengthOptions:
+    """The lengths, and their name."""
+
+    lengths: str | None = of_subject("a file of lengths", "FILE", is_path=True)
+    lengths_name: str | None = of_subject("name of the lengths in baselines", "NAME")
 
 
 class Lengths(Subject):
@@ -74,22 +78,24 @@ class LengthKind(GateKind):
     doc = "Holds lengths against accepted ones."
     subject, plural, metavar = "lengths", "lengths", "FILE"
     cases = ("board", "A board of --lengths; the test runs once for each of --layers.")
-    options = OPTIONS
+    options = LengthOptions
 
     def check(self, options: GateOptions) -> None:
         if "lengths" in options.typed:
             options.readable("lengths")
 
     def record_name(self, options: GateOptions) -> str:
-        name = options.values["lengths-name"]
-        return str(name or f"lengths-{named_after(options.values['lengths'])}")
+        own = options.of(LengthOptions)
+        return own.lengths_name or f"lengths-{named_after(str(own.lengths))}"
 
     def open(self, run: GateRun, model: str) -> Any:  # noqa: ARG002
         file = run.options.readable("lengths")
         if file is None:
             return None
         name = self.record_name(run.options)
-        session = run.session(LengthGates, Lengths(file, name, run.typed_again(*OPTIONS)), name)
+        session = run.session(
+            LengthGates, Lengths(file, name, run.typed_again(*self.settings)), name
+        )
         session.check_policy()
         return session
 

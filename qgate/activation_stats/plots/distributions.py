@@ -17,7 +17,6 @@ from qgate.activation_stats.plots._sheet import (
 )
 from qgate.activation_stats.reading import (
     Layers,
-    ReportOptions,
     amax,
     in_panel,
     name_of,
@@ -25,6 +24,7 @@ from qgate.activation_stats.reading import (
     spread_evenly,
 )
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
+from qgate.activation_stats.settings import ViewSettings
 from qgate.charts.figure import dress
 from qgate.charts.palette import COLORS
 from qgate.charts.sheet import Sheet, log_axis, note, patch, plain, quartile_boxes, signed_log
@@ -35,8 +35,8 @@ _BLUE = COLORS[0]
 _CUTS = {"whislo": "0.001", "q1": "0.25", "med": "0.5", "q3": "0.75", "whishi": "0.999"}
 
 
-def _layers(record: ActivationsRecord, pattern: str, options: ReportOptions) -> Layers:
-    role = "input" if options.distribution_input else "output"
+def _layers(record: ActivationsRecord, pattern: str, view: ViewSettings) -> Layers:
+    role = "input" if view.distribution.is_input else "output"
     return in_panel(record, "distribution", pattern, role)
 
 
@@ -44,9 +44,9 @@ def _kurtosis(layer: LayerActivations) -> float:
     return figure_of(layer["portrait"], "kurtosis")
 
 
-def draw_boxes(record: ActivationsRecord, pattern: str, options: ReportOptions) -> Sheet | None:
+def draw_boxes(record: ActivationsRecord, pattern: str, view: ViewSettings) -> Sheet | None:
     """Draw boxes of the quartiles, whiskers to the thousandths, points at the extremes."""
-    layers = _layers(record, pattern, options)
+    layers = _layers(record, pattern, view)
     layers = [layer for layer in layers if "quantiles" in layer["portrait"]]
     if not layers:
         return None
@@ -80,17 +80,15 @@ def draw_boxes(record: ActivationsRecord, pattern: str, options: ReportOptions) 
         "quartiles, whiskers to 0.1 % and 99.9 %": patch(_BLUE, alpha=0.75),
         "smallest and largest value": mark(".", COLORS[1]),
     }
-    return key(page, entries, options.show_legend)
+    return key(page, entries, view.show_legend)
 
 
-def draw_histograms(
-    record: ActivationsRecord, pattern: str, options: ReportOptions
-) -> Sheet | None:
+def draw_histograms(record: ActivationsRecord, pattern: str, view: ViewSettings) -> Sheet | None:
     """Draw evenly spaced layers on a logarithmic axis, which shows the tails."""
-    layers = [layer for layer in _layers(record, pattern, options) if "histogram" in layer]
+    layers = [layer for layer in _layers(record, pattern, view) if "histogram" in layer]
     if not layers:
         return None
-    chosen = spread_evenly(layers, options.histogram_layers)
+    chosen = spread_evenly(layers, view.distribution.num_layers_to_show)
     title = f"Values of {len(chosen)} of {counted(len(layers), layers[0]['role'])}"
     tails = worst(chosen, _kurtosis)
     if tails and len(chosen) > 1:

@@ -12,7 +12,6 @@ from qgate.activation_stats.reading import (
     GAIN_DB,
     Layers,
     Loss,
-    ReportOptions,
     common_start,
     format_names,
     kind_name,
@@ -33,6 +32,7 @@ from qgate.activation_stats.record import (
     LayerActivations,
     Smoothed,
 )
+from qgate.activation_stats.settings import ViewSettings
 from qgate.charts.figure import SMALL, dress
 from qgate.charts.palette import COLORS, GRAY, ON_PALE, PALE, WARN, WHITE
 from qgate.charts.shapes import cell_map
@@ -63,7 +63,7 @@ _MOST_KINDS, _MOST_ROWS, _MOST_LAYERS, _MOST_DB = 24, 14, 40, 120.0
 _BLUE, _ORANGE = COLORS[0], COLORS[1]
 
 
-def draw_losses(record: ActivationsRecord, role: str, options: ReportOptions) -> Sheet | None:
+def draw_losses(record: ActivationsRecord, role: str, view: ViewSettings) -> Sheet | None:
     """Draw kinds of modules by layers, one map per format, all on one scale."""
     layers = [layer for layer in of_role(record, role) if losses(layer)]
     names = [n for n in format_names(record) if any(n in losses(layer) for layer in layers)]
@@ -107,7 +107,7 @@ def draw_losses(record: ActivationsRecord, role: str, options: ReportOptions) ->
         axes.spines[["left", "bottom"]].set_visible(False)
     color_bar(page, image, all_axes, "SQNR (dB), the worse: dark is lost")
     if any(x is not None and x.differs for cells in maps.values() for row in cells for x in row):
-        key(page, {"40/9: with/without massive elements": patch("none")}, options.show_legend)
+        key(page, {"40/9: with/without massive elements": patch("none")}, view.show_legend)
     if len(by_kind) > len(kinds_drawn):
         more = len(by_kind) - len(kinds_drawn)
         all_axes[-1].set_xlabel(f"{more} more kinds of modules in the tables")
@@ -155,7 +155,7 @@ def _gain(pair: Advice, *fields: str) -> float:
     return max(figure_of(pair[1], field) for field in fields) - pair[1]["before_db"]
 
 
-def draw_alphas(record: ActivationsRecord, options: ReportOptions) -> Sheet | None:
+def draw_alphas(record: ActivationsRecord, view: ViewSettings) -> Sheet | None:
     """Draw SQNR by migration strength, a line per layer, the best of each marked."""
     by_format = smoothed_by_format(record)
     by_format = {k: v for k, v in by_format.items() if any(one["curve"] for _, one in v)}
@@ -184,10 +184,10 @@ def draw_alphas(record: ActivationsRecord, options: ReportOptions) -> Sheet | No
         dress(axes, title=plain(format_name, 40), x=x, y=y)
     short = short_kinds(modules)
     entries = {short[kind]: line(colors[kind]) for kind in modules[: len(COLORS)]}
-    return key(page, {**entries, "best α": mark("o", GRAY)}, options.show_legend)
+    return key(page, {**entries, "best α": mark("o", GRAY)}, view.show_legend)
 
 
-def draw_smoothing(record: ActivationsRecord, options: ReportOptions) -> Sheet | None:
+def draw_smoothing(record: ActivationsRecord, view: ViewSettings) -> Sheet | None:
     """Draw the layers that gain most from smoothing or rotation: before, smoothed, rotated."""
     by_format = smoothed_by_format(record)
     if not by_format:
@@ -221,7 +221,7 @@ def draw_smoothing(record: ActivationsRecord, options: ReportOptions) -> Sheet |
         modules = [layer["module"] for layer, _ in advice]
         name_rows(axes, [module[len(start) :] or module for module in modules], 30)
         dress(axes, title=plain(format_name, 40), x="predicted SQNR of the output (dB)", grid="x")
-    return key(page, {name: patch(color) for name, _, color in series}, options.show_legend)
+    return key(page, {name: patch(color) for name, _, color in series}, view.show_legend)
 
 
 def _most_gain(pair: Advice) -> float:
@@ -232,7 +232,7 @@ def _most_gain(pair: Advice) -> float:
 
 
 def draw_sensitivity(
-    record: ActivationsRecord, format_name: str, options: ReportOptions
+    record: ActivationsRecord, format_name: str, view: ViewSettings
 ) -> Sheet | None:
     """Draw layers quantized alone, the most harmful first, and the cut of a proposal."""
     layers = [e for e in record["sensitivity"] if e["format"] == format_name and "sqnr_db" in e]
@@ -278,12 +278,10 @@ def draw_sensitivity(
         entries["kept in higher precision"] = mark("o", _ORANGE)
         if 0 <= cut < len(layers) - 1:
             entries["cut of the proposal"] = line(WARN, linestyle="--")
-    return key(page, entries, options.show_legend)
+    return key(page, entries, view.show_legend)
 
 
-def draw_proposal(
-    record: ActivationsRecord, format_name: str, options: ReportOptions
-) -> Sheet | None:
+def draw_proposal(record: ActivationsRecord, format_name: str, view: ViewSettings) -> Sheet | None:
     """Draw the gain of the model with every layer that is kept."""
     own = [p for p in record["proposals"] if p["format"] == format_name and len(p["curve"]) > 1]
     if not own:
@@ -306,4 +304,4 @@ def draw_proposal(
         )
         whole_numbers(axes)
     entries = {"measured": line(_BLUE, "o"), "proposed": mark("o", _ORANGE)}
-    return key(page, entries, options.show_legend)
+    return key(page, entries, view.show_legend)

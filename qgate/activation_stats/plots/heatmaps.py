@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qgate.activation_stats.reading import Layers, ReportOptions, in_panel, name_of
+from qgate.activation_stats.reading import Layers, in_panel, name_of
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
+from qgate.activation_stats.settings import ViewSettings
 from qgate.charts.figure import LABEL, PANEL, SMALL, dress
 from qgate.charts.palette import BLACK, MAP, WARN
 from qgate.charts.shapes import cell_map
@@ -29,9 +30,9 @@ _STATS = {
 }
 
 
-def map_layers(record: ActivationsRecord, options: ReportOptions) -> Layers:
+def map_layers(record: ActivationsRecord, view: ViewSettings) -> Layers:
     """Return the layers that have a heat map, in the order of the model."""
-    role = "input" if options.heat_input else "output"
+    role = "input" if view.heatmap_3d.is_input else "output"
     patterns = record["panels"].get("heat_map", {})
     layers = [layer for p in patterns for layer in in_panel(record, "heat_map", p, role)]
     return [layer for layer in layers if "heat_map" in layer and any(layer["heat_map"]["cells"])]
@@ -56,7 +57,7 @@ def _title(layer: LayerActivations) -> str:
     return f"{text}: {brief(ratio)} times its 99th percentile" if ratio > 0 else text
 
 
-def draw_surface(layer: LayerActivations, options: ReportOptions) -> Sheet | None:
+def draw_surface(layer: LayerActivations, view: ViewSettings) -> Sheet | None:
     """Draw cells that are the largest of what they cover, so that no peak is lost."""
     heat, cells = layer["heat_map"], _cells(layer)
     if min(cells.shape) < 2:
@@ -68,7 +69,7 @@ def draw_surface(layer: LayerActivations, options: ReportOptions) -> Sheet | Non
     axes.plot_surface(
         *np.meshgrid(x, y), cells, rstride=1, cstride=1, cmap=MAP, linewidth=0, antialiased=False
     )
-    height, turn = options.view_angle
+    height, turn = view.heatmap_3d.view_angle
     axes.view_init(elev=height, azim=turn)
     axes.set_box_aspect((1.5, 1.2, 0.8), zoom=0.92)
     axes.set_xlabel("channel", fontsize=LABEL, labelpad=8)
@@ -78,7 +79,7 @@ def draw_surface(layer: LayerActivations, options: ReportOptions) -> Sheet | Non
     return page
 
 
-def draw_flat(layer: LayerActivations, options: ReportOptions) -> Sheet | None:  # noqa: ARG001
+def draw_flat(layer: LayerActivations, view: ViewSettings) -> Sheet | None:  # noqa: ARG001
     """Draw the same from above, with the figures of all values beside it."""
     heat, cells = layer["heat_map"], _cells(layer)
     page = sheet(12, 5.4, _title(layer))

@@ -11,8 +11,9 @@ from qgate.activation_stats.plots._sheet import (
     shared_limits,
     y_label,
 )
-from qgate.activation_stats.reading import Layers, ReportOptions, in_panel, name_of, rounding_note
+from qgate.activation_stats.reading import Layers, in_panel, name_of, rounding_note
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
+from qgate.activation_stats.settings import ViewSettings
 from qgate.charts.palette import BLUE, GREEN, ORANGE, PINK, PURPLE, SKY, WHITE, YELLOW
 from qgate.charts.sheet import Sheet, line, log_axis, note
 from qgate.summaries.reading import worst
@@ -51,10 +52,11 @@ def _figure(layer: LayerActivations, reduced: str, of: tuple[str, int]) -> float
 
 
 def draw_magnitudes(
-    record: ActivationsRecord, role: str, patterns: list[str], options: ReportOptions
+    record: ActivationsRecord, role: str, patterns: list[str], view: ViewSettings
 ) -> Sheet | None:
     """Draw the panels of some patterns in one role; a weight is reduced to its input channels."""
-    reduced = options.reduced if role != "weight" or options.reduced == "all" else "channel"
+    reduced = view.magnitude.reduced
+    reduced = "channel" if role == "weight" and reduced != "all" else reduced
     layers: Layers = []
     for pattern in patterns:
         panel = in_panel(record, f"magnitude_{role}", pattern, role)
@@ -94,7 +96,7 @@ def draw_magnitudes(
         f"{name} ({near})" if near and name == "median" else name: line(color, marker)
         for name, color, marker, _ in curves
     }
-    return key(page, entries, options.show_legend)
+    return key(page, entries, view.show_legend)
 
 
 def _title(layers: Layers, role: str, reduced: str) -> str:

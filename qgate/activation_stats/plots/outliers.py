@@ -11,7 +11,6 @@ import numpy as np
 from qgate.activation_stats.plots._sheet import MOST_ROWS, grid, groups_of, key, mark
 from qgate.activation_stats.reading import (
     Layers,
-    ReportOptions,
     name_of,
     outlier_layers,
     systematic_channels,
@@ -19,6 +18,7 @@ from qgate.activation_stats.reading import (
     worth_naming,
 )
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
+from qgate.activation_stats.settings import ViewSettings
 from qgate.charts.figure import LABEL, dress
 from qgate.charts.palette import COLORS, GRAY, PALE, WARN
 from qgate.charts.shapes import bars
@@ -47,7 +47,7 @@ def _ratio(layer: LayerActivations) -> float:
     return figure_of(layer["outliers"], "token_ratio")
 
 
-def draw_outlier_counts(record: ActivationsRecord, options: ReportOptions) -> Sheet | None:
+def draw_outlier_counts(record: ActivationsRecord, view: ViewSettings) -> Sheet | None:
     """Draw outlier tokens per sample, and the largest token over the median with the threshold."""
     layers = outlier_layers(record)
     if not layers:
@@ -90,11 +90,11 @@ def draw_outlier_counts(record: ActivationsRecord, options: ReportOptions) -> Sh
         "largest token over the median token": line(_BLUE, "o"),
         f"threshold {limit:g}": line(WARN, linestyle="--"),
     }
-    return key(page, entries, options.show_legend)
+    return key(page, entries, view.show_legend)
 
 
-def _common(counts: Counter[Any], options: ReportOptions) -> list[tuple[Any, int]]:
-    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[: options.top_n]
+def _common(counts: Counter[Any], view: ViewSettings) -> list[tuple[Any, int]]:
+    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[: view.outlier.top_n]
 
 
 def _common_title(counts: Counter[Any], first: str, different: str) -> str:
@@ -130,7 +130,7 @@ def _count_bars(
     whole_numbers(axes)
 
 
-def draw_outlier_positions(record: ActivationsRecord, options: ReportOptions) -> Sheet | None:
+def draw_outlier_positions(record: ActivationsRecord, view: ViewSettings) -> Sheet | None:
     """Draw the most frequent positions and all others, and all along the sequence."""
     layers = outlier_layers(record)
     counts: Counter[int] = Counter()
@@ -138,7 +138,7 @@ def draw_outlier_positions(record: ActivationsRecord, options: ReportOptions) ->
         counts.update({int(position): n for position, n in layer["outliers"]["positions"].items()})
     if not counts:
         return None
-    common = _common(counts, options)
+    common = _common(counts, view)
     title = _common_title(counts, f"at position {common[0][0]}", "each at a position of its own")
     height = max(2.0, 0.3 * (len(common) + 1))
     page = sheet(10, 3.4 + height, title)
@@ -156,14 +156,14 @@ def draw_outlier_positions(record: ActivationsRecord, options: ReportOptions) ->
     return page
 
 
-def draw_outlier_tokens(record: ActivationsRecord, options: ReportOptions) -> Sheet | None:
+def draw_outlier_tokens(record: ActivationsRecord, view: ViewSettings) -> Sheet | None:
     """Draw the texts of outlier tokens."""
     counts: Counter[str] = Counter()
     for layer in outlier_layers(record):
         counts.update(layer["outliers"].get("texts", {}))
     if not counts:
         return None
-    common = _common(counts, options)
+    common = _common(counts, view)
     title = _common_title(counts, f"“{visible(common[0][0])}”", "each of another text")
     rows = len(common) + (counts.total() > sum(count for _, count in common))
     page = sheet(9, height_for(rows), title)
@@ -172,7 +172,7 @@ def draw_outlier_tokens(record: ActivationsRecord, options: ReportOptions) -> Sh
     return page
 
 
-def draw_outlier_channels(record: ActivationsRecord, options: ReportOptions) -> Sheet | None:
+def draw_outlier_channels(record: ActivationsRecord, view: ViewSettings) -> Sheet | None:
     """Draw systematic channels, others that stand out, and single massive activations."""
     layers = [
         layer
@@ -209,7 +209,7 @@ def draw_outlier_channels(record: ActivationsRecord, options: ReportOptions) -> 
         "in few tokens or samples": mark("o", _ORANGE, hollow=True),
         "massive single activation": mark("x", _BLUE),
     }
-    return key(page, entries, options.show_legend)
+    return key(page, entries, view.show_legend)
 
 
 def _severity(layer: LayerActivations) -> float:

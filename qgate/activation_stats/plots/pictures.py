@@ -28,8 +28,9 @@ from qgate.activation_stats.plots.outliers import (
     draw_outlier_tokens,
 )
 from qgate.activation_stats.plots.ranges import draw_range, draw_ranges, range_layers
-from qgate.activation_stats.reading import ReportOptions, clean, numbers, stems
+from qgate.activation_stats.reading import clean, numbers, stems
 from qgate.activation_stats.record import ActivationsRecord
+from qgate.activation_stats.settings import ViewSettings
 from qgate.charts.figure import render_image, save
 from qgate.charts.sheet import Sheet
 
@@ -59,11 +60,11 @@ class ActivationPicture:
             save(sheet.figure, path, dpi=dpi, image=image)
 
 
-def pictures(record: ActivationsRecord, options: ReportOptions) -> list[ActivationPicture]:
+def pictures(record: ActivationsRecord, view: ViewSettings) -> list[ActivationPicture]:
     """Return the pictures of a record, whose names are all different."""
     all_pictures = [
-        ActivationPicture(section, name, about, partial(draw, *arguments, options))
-        for section, name, about, draw, *arguments in _all(record, options)
+        ActivationPicture(section, name, about, partial(draw, *arguments, view))
+        for section, name, about, draw, *arguments in _all(record, view)
     ]
     twice = [
         n
@@ -75,20 +76,20 @@ def pictures(record: ActivationsRecord, options: ReportOptions) -> list[Activati
     return all_pictures
 
 
-def _all(record: ActivationsRecord, options: ReportOptions) -> Iterator[tuple[Any, ...]]:
+def _all(record: ActivationsRecord, view: ViewSettings) -> Iterator[tuple[Any, ...]]:
     """Yield section, name, description, function that draws, and its arguments."""
     panels = record["panels"]
     names = stems(dict.fromkeys(pattern for kind in panels.values() for pattern in kind))
     if panels.get("outliers"):
         for enabled, kind, about, draw in (
-            (options.layer_wise, "count", _COUNT, draw_outlier_counts),
+            (view.enabled.outlier_layer_wise, "count", _COUNT, draw_outlier_counts),
             (
-                options.position,
+                view.enabled.outlier_position,
                 "position",
                 "Where in the sequence they are.",
                 draw_outlier_positions,
             ),
-            (options.token, "token", "Which tokens they are.", draw_outlier_tokens),
+            (view.enabled.outlier_token, "token", "Which tokens they are.", draw_outlier_tokens),
             (True, "channel", _CHANNEL, draw_outlier_channels),
         ):
             if enabled:
@@ -110,27 +111,27 @@ def _all(record: ActivationsRecord, options: ReportOptions) -> Iterator[tuple[An
         ("weight", "-weight"),
     ):
         patterns = list(panels.get(f"magnitude_{role}", {}))
-        combined = {"combined": patterns} if options.combined_plot and patterns else {}
+        combined = {"combined": patterns} if view.magnitude.combined_plot and patterns else {}
         for name, own in (combined or {names[p]: [p] for p in patterns}).items():
             about = f"Magnitudes of each layer's {role}; {', '.join(own)}"
             yield "magnitude", f"{name}{ending}", about, draw_magnitudes, record, role, own
     for p in panels.get("distribution", {}):
-        if "boxplot" in options.plot_types:
+        if "boxplot" in view.distribution.plot_types:
             yield "distribution", f"{names[p]}-distribution", p, draw_boxes, record, p
-        if "histogram" in options.plot_types:
+        if "histogram" in view.distribution.plot_types:
             yield "distribution", f"{names[p]}-histogram", p, draw_histograms, record, p
-    role = "input" if options.percentile_input else "output"
+    role = "input" if view.percentile_range.is_input else "output"
     for p in panels.get("percentile_range", {}):
-        layers, ending = range_layers(record, p, options), f"{names[p]}-{role}-percentile"
+        layers, ending = range_layers(record, p, view), f"{names[p]}-{role}-percentile"
         modules = stems(entry["module"] for entry in layers)
         # Numbers of layers; names, where numbers do not tell them apart.
         for layer, label in zip(layers, numbers(layers) or modules.values(), strict=True):
-            name = f"{label}-{ending}{'-line' if options.style == 'line' else ''}"
+            name = f"{label}-{ending}{'-line' if view.percentile_range.style == 'line' else ''}"
             yield "percentiles", name, layer["module"], draw_range, layer
         yield "percentiles", f"{ending}-multi", p, draw_ranges, record, p
-    for index, layer in enumerate(map_layers(record, options)):
+    for index, layer in enumerate(map_layers(record, view)):
         about = layer["module"]
         if index == 0:
             yield "heatmap", "heatmap-heatmap-3d", about, draw_surface, layer
-        if index < options.flat_layers:
+        if index < view.heatmap_3d.num_2d_layers:
             yield "heatmap", f"heatmap-heatmap-2d-layer{index}", about, draw_flat, layer

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qgate.activation_stats.plots._sheet import key, panel_sheet
-from qgate.activation_stats.reading import Layers, ReportOptions, in_panel, name_of
+from qgate.activation_stats.reading import Layers, in_panel, name_of
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
+from qgate.activation_stats.settings import ViewSettings
 from qgate.charts.figure import PANEL, dress
 from qgate.charts.palette import BLACK, ORANGE, PINK, SKY, YELLOW
 from qgate.charts.sheet import Sheet, line, patch, plain, sheet, whole_numbers
@@ -38,34 +39,34 @@ _PAIRS = {
 }
 
 
-def range_layers(record: ActivationsRecord, pattern: str, options: ReportOptions) -> Layers:
-    role = "input" if options.percentile_input else "output"
+def range_layers(record: ActivationsRecord, pattern: str, view: ViewSettings) -> Layers:
+    role = "input" if view.percentile_range.is_input else "output"
     layers = in_panel(record, "percentile_range", pattern, role)
     return [layer for layer in layers if "ranges" in layer]
 
 
-def draw_range(layer: LayerActivations, options: ReportOptions) -> Sheet | None:
+def draw_range(layer: LayerActivations, view: ViewSettings) -> Sheet | None:
     """Draw one layer."""
     values = layer["ranges"]["percentiles"]
     if not values or not len(next(iter(values.values()))):
         return None
-    page = sheet(12, 4.6, _title(layer, options))
-    _draw(page.figure.subplots(), layer, options)
-    return _with_key(page, values, options)
+    page = sheet(12, 4.6, _title(layer, view))
+    _draw(page.figure.subplots(), layer, view)
+    return _with_key(page, values, view)
 
 
-def draw_ranges(record: ActivationsRecord, pattern: str, options: ReportOptions) -> Sheet | None:
+def draw_ranges(record: ActivationsRecord, pattern: str, view: ViewSettings) -> Sheet | None:
     """Draw several layers of a panel side by side, with one scale."""
-    layers = range_layers(record, pattern, options)
+    layers = range_layers(record, pattern, view)
     if not layers:
         return None
-    title = _title(max(layers, key=lambda entry: _widest(entry)[1]), options)
+    title = _title(max(layers, key=lambda entry: _widest(entry)[1]), view)
     widths = (10.0, 13.0, 14.0)
     page, all_axes = panel_sheet(len(layers), title, widths=widths, base=1.4, row_height=2.7)
     for axes, entry in zip(all_axes, layers, strict=True):
-        _draw(axes, entry, options)
+        _draw(axes, entry, view)
         axes.set_title(plain(name_of(entry, 46), 46), fontsize=PANEL, loc="left", y=1.0)
-    return _with_key(page, {p for entry in layers for p in entry["ranges"]["percentiles"]}, options)
+    return _with_key(page, {p for entry in layers for p in entry["ranges"]["percentiles"]}, view)
 
 
 def _widest(layer: LayerActivations) -> tuple[int, float, float]:
@@ -79,9 +80,9 @@ def _widest(layer: LayerActivations) -> tuple[int, float, float]:
     return channel, float(sizes[channel]), float(sizes[channel]) / median if median > 0 else 0.0
 
 
-def _title(layer: LayerActivations, options: ReportOptions) -> str:
+def _title(layer: LayerActivations, view: ViewSettings) -> str:
     channel, size, ratio = _widest(layer)
-    value = "|x|" if options.use_abs else "x"
+    value = "|x|" if view.percentile_range.use_abs else "x"
     past = f", {brief(ratio)} times the median channel" if ratio else ""
     return (
         f"Channel {channel} of the {layer['role']} of {name_of(layer, 60)} is the widest: {value} "
@@ -89,10 +90,10 @@ def _title(layer: LayerActivations, options: ReportOptions) -> str:
     )
 
 
-def _draw(axes: Axes, layer: LayerActivations, options: ReportOptions) -> None:
+def _draw(axes: Axes, layer: LayerActivations, view: ViewSettings) -> None:
     values = {p: np.asarray(ends) for p, ends in layer["ranges"]["percentiles"].items()}
     channels = np.arange(len(next(iter(values.values()))))
-    if options.style == "fill":
+    if view.percentile_range.style == "fill":
         # Steps, because a band between single channels is too thin to be seen.
         for low, high, color in _FILLS.values():
             if low in values and high in values:
@@ -100,17 +101,17 @@ def _draw(axes: Axes, layer: LayerActivations, options: ReportOptions) -> None:
                     channels, values[low], values[high], color=color, linewidth=0.4, step="mid"
                 )
     for name, color in _LINES.items():
-        if name in values and (options.style != "fill" or name == "50"):
+        if name in values and (view.percentile_range.style != "fill" or name == "50"):
             axes.plot(channels, values[name], color=color, linewidth=0.8)
     axes.margins(x=0.01)
-    value = "|value|" if options.use_abs else "value"
+    value = "|value|" if view.percentile_range.use_abs else "value"
     dress(axes, x="channel", y=f"{value}, percentiles ±{100 * layer['ranges']['error']:.1f} %")
     whole_numbers(axes)
 
 
-def _with_key(page: Sheet, percentiles: Iterable[str], options: ReportOptions) -> Sheet:
-    if options.style == "fill":
+def _with_key(page: Sheet, percentiles: Iterable[str], view: ViewSettings) -> Sheet:
+    if view.percentile_range.style == "fill":
         fills = {name: patch(color) for name, (*_, color) in _FILLS.items()}
-        return key(page, {**fills, "median": line(BLACK)}, options.show_legend)
+        return key(page, {**fills, "median": line(BLACK)}, view.show_legend)
     pairs = {name: p for name, p in _PAIRS.items() if p in percentiles}
-    return key(page, {name: line(_LINES[p]) for name, p in pairs.items()}, options.show_legend)
+    return key(page, {name: line(_LINES[p]) for name, p in pairs.items()}, view.show_legend)

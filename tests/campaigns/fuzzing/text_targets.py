@@ -17,12 +17,12 @@ import torch
 from safetensors.torch import save_file
 
 from qgate import formats, modes
-from qgate.activation_stats.setting_values import split_list
 from qgate.activation_stats.settings import KEYS, read_settings
 from qgate.baselines.names import quoted, safe_name, unquoted
 from qgate.cli import init as starter
 from qgate.cli._workers import from_one
 from qgate.devices import resolve
+from qgate.documents import split_list
 from qgate.dumps.kind import KIND as dump_kind
 from qgate.dumps.tensor_files import expand, split_spec
 from qgate.dumps.tensor_saver_names import parse as known_name
