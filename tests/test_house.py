@@ -675,7 +675,7 @@ GOOD: dict[Rule, Files] = {
         "x = kind.name in kinds\nx = 'kind' in row\n",
         "gate/measuring/a.py": "x = site.kind == 'linear'\n",
         "formats/a.py": "x = fmt.kind == 'block'\n",
-        "results/schema.py": "x = header['kind'] == 'header'\n",
+        "results/files.py": "x = header['kind'] == 'header'\n",
     },
     house.hook_violations: {
         "hooks/a.py": "module.register_forward_hook(f)\n",
