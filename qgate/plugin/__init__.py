@@ -18,7 +18,6 @@ import pytest
 
 from qgate.plugin import hooks, lazy
 from qgate.plugin.collection import Cases, group_of, note_running, select
-from qgate.plugin.command_line import add_nearest_names, add_options, add_short_names
 from qgate.plugin.fixtures import (
     SuiteGate,
     device,
@@ -37,7 +36,13 @@ from qgate.plugin.lost_devices import end_worker_without_device, note_loss, refu
 from qgate.plugin.progress_lines import grouped_by_mode, name_lines
 from qgate.plugin.reports import add_other, add_report, attach, finish, settle
 from qgate.plugin.runs import WATCH, SuiteRun
-from qgate.plugin.settings import note_environment, options_of
+from qgate.plugin.settings import (
+    add_nearest_names,
+    add_options,
+    add_short_names,
+    note_environment,
+    options_of,
+)
 from qgate.plugin.shared_sessions import check_sample_files
 from qgate.plugin.used_formats import selected_formats
 from qgate.project.gate_kinds import gate_kinds
