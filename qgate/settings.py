@@ -23,10 +23,15 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from qgate.documents import split_list
 from qgate.errors import QgateError, unknown
+from qgate.loading import LateModule
+
+if TYPE_CHECKING:
+    from qgate import documents
+else:
+    documents = LateModule("qgate.documents")
 
 T = typing.TypeVar("T")
 Form = Literal["typed", "loose", "strict"]
@@ -171,7 +176,7 @@ class Setting:
             return raw
         if not self.is_list:
             return self._item(raw, form)
-        items = split_list(raw) if is_text and form == "typed" else raw
+        items = documents.split_list(raw) if is_text and form == "typed" else raw
         items = [items] if isinstance(items, str) else items
         if not isinstance(items, list | tuple):
             raise ValueError

@@ -18,7 +18,6 @@ import pytest
 
 from qgate.plugin import hooks, lazy
 from qgate.plugin.collection import Cases, group_of, note_running, select
-from qgate.plugin.command_line import add_nearest_names, add_options, add_short_names
 from qgate.plugin.fixtures import (
     SuiteGate,
     device,
@@ -44,7 +43,13 @@ from qgate.plugin.runs import (
     reserve_out_folder,
     tell_worker_folder,
 )
-from qgate.plugin.settings import note_environment, options_of
+from qgate.plugin.settings import (
+    add_nearest_names,
+    add_options,
+    add_short_names,
+    note_environment,
+    options_of,
+)
 from qgate.plugin.shared_sessions import check_sample_files
 from qgate.plugin.used_formats import selected_formats
 from qgate.project.gate_kinds import gate_kinds

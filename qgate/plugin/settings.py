@@ -7,10 +7,12 @@ baselines are, and where results go.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -19,7 +21,7 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.loading import LateModule
-from qgate.plugin.command_line import dest, typed_options
+from qgate.plugin.hooks import listed
 from qgate.project.gate_kinds import gate_kinds, known_options, subject_kinds
 from qgate.project.options import RunSettings, by_option
 from qgate.project.run_words import RUN_NOTHING, has_option
@@ -27,10 +29,13 @@ from qgate.project.settings import baselines_folder, home_above, read_project
 from qgate.text import for_terminal, one_line
 
 if TYPE_CHECKING:
+    import difflib
+
     from qgate.gate.ledger import Which
     from qgate.storage import access, locations
     from qgate.storage.locations import Location
 else:
+    difflib = LateModule("difflib")
     access, locations = (
         LateModule("qgate.storage.access"),
         LateModule("qgate.storage.locations"),
@@ -335,3 +340,60 @@ def options_of(config: pytest.Config) -> RunOptions:
     if _OPTIONS not in config.stash:
         config.stash[_OPTIONS] = RunOptions(config)
     return config.stash[_OPTIONS]
+
+
+# On pytest's command line: `--qgate-NAME` and, where nobody else has it, `--NAME` ----------------
+
+
+def dest(name: str) -> str:
+    """Return the name that pytest keeps an option under."""
+    return f"qgate_{name.replace('-', '_')}"
+
+
+def typed_options(config: pytest.Config) -> dict[str, object]:
+    """Return what the command line has of each option that it names."""
+    typed = {name: config.getoption(dest(name)) for name in known_options()}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in typed.items()
+        if value is not None
+    }
+
+
+def add_options(parser: pytest.Parser) -> None:
+    about = "qgate: accuracy of quantization (each option also as --qgate-NAME)"
+    hooks = "\n".join(f"  {line}" for line in listed())
+    group = parser.getgroup("qgate", f"{about}; hooks for conftest.py:\n{hooks}")
+    _add_long_names(group)
+
+
+def _add_long_names(group: Any) -> None:
+    """Add the options that the group has not; a conftest may have brought a kind of gate."""
+    present = {option.dest for option in group.options}
+    for name, option in known_options().items():
+        if dest(name) not in present:
+            group.addoption(f"--qgate-{name}", dest=dest(name), **option.argparse)
+
+
+def add_short_names(parser: pytest.Parser) -> None:
+    """Add the names that nobody else has; help then shows them instead of the long ones."""
+    group = parser.getgroup("qgate")
+    _add_long_names(group)
+    long_names = {option.dest: option for option in group.options}
+    for name, option in known_options().items():
+        with contextlib.suppress(ValueError, argparse.ArgumentError):
+            group.addoption(f"--{name}", dest=dest(name), **option.argparse)
+            long_names[dest(name)].attrs()["help"] = argparse.SUPPRESS
+
+
+def add_nearest_names(parser: pytest.Parser, words: Iterable[str]) -> None:
+    """Let pytest's error about an unknown option name the nearest one of qgate."""
+    names = [f"{dashes}{name}" for dashes in ("--", "--qgate-") for name in known_options()]
+    typed = [word.partition("=")[0] for word in words if word.startswith("--")]
+    near = {
+        name: difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+        for name in typed
+        if name not in names
+    }
+    if hints := [f"{nearest[0]} for {name}" for name, nearest in near.items() if nearest]:
+        parser.extra_info["did you mean"] = ", ".join(hints)
