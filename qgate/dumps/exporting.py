@@ -5,6 +5,7 @@ Gradients at linear layers and the context of attention get the names they have 
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Iterable
@@ -62,8 +63,10 @@ def export_dump(
             if record.tensor is None:
                 report.without_values.append(record.title)
                 continue
-            with output.writing(file_name(record, created)) as part:
-                torch.save(_content(record, dump.tensor(record), created), part)
+            # In memory first: where a disk is full torch raises a RuntimeError of its own.
+            written = io.BytesIO()
+            torch.save(_content(record, dump.tensor(record), created), written)
+            output.put(file_name(record, created), written.getvalue())
             report.files += 1
     return report
 

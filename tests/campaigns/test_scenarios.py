@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.campaigns.cases import Benches, temporary
+from tests.campaigns.forked import ran
 from tests.campaigns.kills import campaign
+from tests.campaigns.moments import limited
 from tests.campaigns.scenarios import SCENARIOS, Command
 from tests.cli.test_closed_pipes import PLAIN
 from tests.cli.test_options import LEAVES
@@ -112,3 +115,19 @@ def test_what_a_kill_leaves_is_mended_by_the_same_command(
     (tally,) = campaign(Benches(tmp_path, seed=1), [name], 12, lambda _: None)
     assert tally.failures == []
     assert tally.seen["killed"] >= 6
+
+
+@pytest.mark.parametrize("size", [29, 1000, 3000])
+def test_an_export_that_the_disk_has_no_room_for_is_a_sentence(size: int, tmp_path: Path) -> None:
+    export = SCENARIOS["export"]
+    assert ran(export.prepare, tmp_path).status == 0
+
+    def fault() -> None:
+        sys.dont_write_bytecode = True  # which would be cut off, too
+        limited(size)()
+
+    ended = ran(export.verb, tmp_path, fault)
+    assert ended.status == 2, ended.said
+    assert "File too large" in ended.said
+    assert len(ended.said.splitlines()) == 1
+    assert ran(export.verb, tmp_path).status == 0
