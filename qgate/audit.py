@@ -19,6 +19,7 @@ from qgate.audits.advice import joined_record
 from qgate.audits.record import AuditRecord, is_weak
 from qgate.audits.texts import summary_lines
 from qgate.audits.watching import listening, watch_projects
+from qgate.storage.files import replacing
 from qgate.text import for_terminal
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ class AuditHooks:
             path = Path(self._config.invocation_params.dir, file)
             path.parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps(self._record, indent=1) + "\n"
-            path.write_text(text, encoding="utf-8", newline="\n")
+            with replacing(path) as part:
+                part.write_text(text, encoding="utf-8", newline="\n")
         strict = self._config.getoption("audit_strict")
         if strict and session.exitstatus == 0 and any(map(is_weak, self._record["places"])):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -101,6 +101,12 @@ OWN_FILES = {
     "qgate/storage/files.py": 1, "qgate/sweeps/files.py": 1,
 }  # fmt: skip
 """Files that open what this run or this package wrote, or code that the user named, and how often."""
+IN_PLACE = {
+    "qgate/cli/report.py": 1, "qgate/comparing/layer_files.py": 2, "qgate/engine/_backends.py": 1,
+    "qgate/plugin/dealing.py": 1, "qgate/plugin/gate_listing.py": 1, "qgate/plugin/reports.py": 1,
+    "qgate/plugin/summary.py": 1, "qgate/probe.py": 1,
+}  # fmt: skip
+"""Files that write to a part, a scratch folder or a file of CI by its name, and how often."""
 ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb")
 PLACE_KINDS = {
     "pathlib.Path",
@@ -953,6 +959,41 @@ def _opens_to_read(call: ast.Call) -> bool:
     return is_open or call.func.attr in ("read_text", "read_bytes")
 
 
+def writing_violations(package_dir: Path) -> list[str]:
+    """A file gets its name when it is complete: who writes has a neighbor from storage."""
+    bad = []
+    for module in modules(package_dir):
+        lines = [] if module.shown.startswith("qgate/storage/") else sorted(_written(module))
+        if len(lines) > IN_PLACE.get(module.shown, 0):
+            bad.append(
+                f"{module.at(lines[-1])}: writes to a file by its own name, which a kill would "
+                "leave half: use replacing() of qgate.storage.files."
+            )
+        elif len(lines) < IN_PLACE.get(module.shown, 0):
+            bad.append(f"{module.shown}: writes {len(lines)} files: lower its number in IN_PLACE.")
+    return bad
+
+
+def _written(module: Module) -> Iterator[int]:
+    """The lines on which a file is written that no `with` has given a name."""
+    neighbors = {
+        node.optional_vars.id
+        for node in module.nodes
+        if isinstance(node, ast.withitem) and isinstance(node.optional_vars, ast.Name)
+    }
+    for node in module.nodes:
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        mode = _literal(node.args[0]) if node.args else ""
+        is_open = node.func.attr == "open" and re.fullmatch(r"[wxa][bt]?", mode) is not None
+        if is_open or node.func.attr in ("write_text", "write_bytes"):
+            target = node.func.value
+            while isinstance(target, ast.BinOp):
+                target = target.left
+            if not (isinstance(target, ast.Name) and target.id in neighbors):
+                yield node.lineno
+
+
 def name_comparison_violations(package_dir: Path) -> list[str]:
     """No code asks by name which scope an error has, or of which kind a limit or a row is.
 
@@ -1122,6 +1163,7 @@ RULES: tuple[Callable[[Path], list[str]], ...] = (
     print_violations,
     removal_violations,
     foreign_violations,
+    writing_violations,
     name_comparison_violations,
     hook_violations,
     division_violations,

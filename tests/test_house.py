@@ -490,6 +490,18 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             ],
         ),
     },
+    house.writing_violations: {
+        "by its own name": (
+            {
+                "cli/a.py": "x.write_text(text)\n(x / 'a').write_bytes(data)\n",
+                "dumps/b.py": "with path.open('wb') as file:\n    file.write(data)\n",
+            },
+            [
+                "qgate/cli/a.py:2: writes to a file by its own name",
+                "qgate/dumps/b.py:1: writes to a file by its own name",
+            ],
+        ),
+    },
     house.foreign_violations: {
         "by itself": (
             {
@@ -663,6 +675,11 @@ GOOD: dict[Rule, Files] = {
     house.removal_violations: {
         "storage/removing.py": "import shutil\nshutil.rmtree(x)\nx.unlink()\n",
         "cli/a.py": "from qgate.storage.removing import remove_files\nremove_files(x, 'a')\nx.remove(y)\n",
+    },
+    house.writing_violations: {
+        "storage/a.py": "path.write_bytes(data)\n",
+        "cli/a.py": "with replacing(path) as part:\n    part.write_text(text)\n"
+        "    (part / 'a').write_bytes(data)\npath.open('rb')\n",
     },
     house.foreign_violations: {
         "storage/foreign.py": "x = open(path, 'rb')\n",

@@ -30,7 +30,7 @@ from qgate.cli._ci_files import SERVICES, ci_files, ci_note
 from qgate.cli._console import add_json, print_json
 from qgate.cli._repository import BASELINES, NewFile, RepositoryFolder, read_bytes, suites_folder
 from qgate.errors import QgateError, unknown
-from qgate.storage.files import replacing
+from qgate.storage.files import neighbor, replacing
 from qgate.storage.removing import remove_empty_folder, remove_files
 from qgate.text.printing import print_text
 
@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     services = list(dict.fromkeys(args.ci))
     folders = repository.missing_folders()
     asked = [list(ci_files(name, repository.root, repository.into)) for name in services]
-    kept_away = [] if args.force else [file for files in asked for file in _missing_beside(files)]
+    is_first = args.force or repository.suites in folders
+    kept_away = [] if is_first else [file for files in asked for file in _missing_beside(files)]
     ci = [file for files in asked for file in files if file not in kept_away]
     starters = _files(repository, _suites_asked(args.suites))
     removed = _removed(starters) if services and args.suites is None else []
@@ -109,7 +110,8 @@ def _carry_out(
 ) -> int:
     """Write the files, unless that is only rehearsed, and say what was done."""
     if not args.dry_run:
-        _write([file for verb, file in steps if verb in _CHANGES], folders)
+        changed = [file for verb, file in steps if verb in _CHANGES]
+        _write(changed, folders, repository.suites)
     if args.json:
         by_verb = {verb: [str(file.path) for done, file in steps if done == verb]
                    for verb in (*_CHANGES, *_OTHERS)}  # fmt: skip
@@ -223,24 +225,37 @@ def _extended(file: NewFile, before: bytes) -> Step:
     return "extended", NewFile(path, before + gap + OUT.encode() + end)
 
 
-def _write(files: Sequence[NewFile], folders: Sequence[Path]) -> None:
-    """Write all files, or leave the repository as it was."""
+def _write(files: Sequence[NewFile], folders: Sequence[Path], suites: Path) -> None:
+    """Write all files, or leave the repository as it was.
+
+    A new folder of suites comes last and whole: what lacks beside one counts as removed by its
+    owner, and after a kill there is none.
+    """
     undo: list[Callable[[], object]] = []
     path = Path()
     try:
-        for path in folders:
-            path.mkdir()
-            undo.append(partial(remove_empty_folder, path))
-        for file in files:
-            path = file.path
-            before = path.read_bytes() if path.exists() else None
-            with replacing(path) as neighbor:
-                neighbor.write_bytes(file.content)
-            undo.append(
-                partial(remove_files, path.parent, path.name)
-                if before is None
-                else partial(path.write_bytes, before)
-            )
+        with contextlib.ExitStack() as stack:
+            for path in folders:
+                if path == suites:
+                    part = stack.enter_context(neighbor(suites, folder=True))
+                    continue
+                undo.append(partial(remove_empty_folder, path))
+                path.mkdir()
+            for file in files:
+                path = file.path
+                if suites in folders and path.parent == suites:
+                    target = part / path.name
+                else:
+                    target, before = path, path.read_bytes() if path.exists() else None
+                    undo.append(
+                        partial(remove_files, path.parent, path.name)
+                        if before is None
+                        else partial(_restore, path, before)
+                    )
+                with replacing(target) as written:
+                    written.write_bytes(file.content)
+            if suites in folders:
+                part.replace(path := suites)
     except BaseException as error:
         for back in reversed(undo):
             with contextlib.suppress(OSError):
@@ -251,6 +266,11 @@ def _write(files: Sequence[NewFile], folders: Sequence[Path]) -> None:
             f"{str(path)!r} cannot be written: {error.strerror}. What was written before it is "
             "undone; run `qgate init` again when it can be, or give another folder."
         ) from None
+
+
+def _restore(path: Path, before: bytes) -> None:
+    with replacing(path) as written:
+        written.write_bytes(before)
 
 
 # Printed lines ----------------------------------------------------------------------------------

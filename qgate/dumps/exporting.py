@@ -5,6 +5,7 @@ Gradients at linear layers and the context of attention get the names they have 
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Iterable
@@ -20,7 +21,7 @@ from qgate.dumps.record import Record
 from qgate.dumps.tensor_saver_files import BACKWARD_NAMES
 from qgate.dumps.tensor_saver_names import TensorFileName
 from qgate.storage import locations
-from qgate.storage.access import empty_folder
+from qgate.storage.new_folders import filled_folder
 from qgate.text import counted
 
 _LONGEST = 80
@@ -50,21 +51,23 @@ class ExportReport(Overviewed):
 def export_dump(
     dump: Dump, folder: locations.Location | str, records: Iterable[Record] | None = None
 ) -> ExportReport:
-    """Write the records, by default all, into an empty folder."""
-    output = empty_folder(folder, "is not empty")
+    """Write the records, by default all, into an empty folder, where they appear at the end."""
     report = ExportReport()
     try:
         created = datetime.fromisoformat(dump.manifest.created).astimezone()
     except ValueError:
         stamp = dump.files.stamp()
         created = datetime.fromtimestamp(stamp.moment / 1e9 if stamp else 0.0)
-    for record in dump.records() if records is None else records:
-        if record.tensor is None:
-            report.without_values.append(record.title)
-            continue
-        with output.writing(file_name(record, created)) as part:
-            torch.save(_content(record, dump.tensor(record), created), part)
-        report.files += 1
+    with filled_folder(folder) as output:
+        for record in dump.records() if records is None else records:
+            if record.tensor is None:
+                report.without_values.append(record.title)
+                continue
+            # In memory first: where a disk is full torch raises a RuntimeError of its own.
+            written = io.BytesIO()
+            torch.save(_content(record, dump.tensor(record), created), written)
+            output.put(file_name(record, created), written.getvalue())
+            report.files += 1
     return report
 
 

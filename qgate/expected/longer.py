@@ -6,6 +6,7 @@ than 256, and than whole tiles of 16, 32, 64 and 128.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ FEW = 3
 """Entries instead of a single one: batches, heads or experts of which the example has one."""
 SMALL = 2**16
 """Values of all arguments up to which nothing else is cut where one dimension grows."""
+_NAME = re.compile(r"(\d+) (instead of \d+ along .*)")
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,18 @@ class LongInput:
 def _has_features(axis: CutAxis, arguments: Sequence[Any]) -> bool:
     """Return True for a last dimension: kernels are made for some sizes of it."""
     return any(dim == arguments[position].dim() - 1 for position, dim in axis.dimensions)
+
+
+def is_longer(name: str, other: str) -> bool:
+    """Tell by the names of two inputs if one is longer than the other, of one kind and axis.
+
+    Lengths in whole blocks are of one kind, those one beyond a tile of another.
+    """
+    matches = _NAME.fullmatch(name), _NAME.fullmatch(other)
+    if matches[0] is None or matches[1] is None or matches[0][2] != matches[1][2]:
+        return False
+    long, short = (int(match[1]) for match in matches if match)
+    return long > short and (long in LENGTHS) == (short in LENGTHS)
 
 
 def long_inputs(

@@ -63,10 +63,9 @@ def write_parts(location: Location, parts: Iterable[str]) -> None:
 
 
 def create_text(location: Location, text: str) -> None:
-    """Write a new file, or raise a FileExistsError."""
+    """Write a new file whole, or raise a FileExistsError."""
     if isinstance(location, Path):
-        with location.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        folder_of(location.parent).put(location.name, text.encode("utf-8"), new=True)
         return
     with read_errors(location, FileExistsError):
         if location.exists():

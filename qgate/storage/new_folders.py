@@ -15,9 +15,10 @@ from pathlib import Path
 
 from qgate.errors import QgateError
 from qgate.storage import locations
-from qgate.storage.access import writable_folder
+from qgate.storage.access import empty_folder, writable_folder
 from qgate.storage.files import neighbor
 from qgate.storage.folders import Folder, LocalFolder
+from qgate.storage.removing import remove_empty_folder
 
 
 @contextlib.contextmanager
@@ -50,6 +51,22 @@ def new_folder(
         for leftover in part.glob(".*"):  # of a worker that was killed
             shutil.rmtree(leftover, ignore_errors=True)
         part.replace(output.path)
+
+
+@contextlib.contextmanager
+def filled_folder(location: locations.Location | str) -> Iterator[Folder]:
+    """Yield a folder to fill, which takes the place of a missing or an empty one at the end.
+
+    A store gets its files as they are written.
+    """
+    output = empty_folder(location, "is not empty")
+    if output.path is None or (target := output.path.resolve()) == Path.cwd():
+        yield output
+        return
+    with neighbor(target, folder=True) as part:
+        yield LocalFolder(part)
+        remove_empty_folder(target)
+        part.replace(target)
 
 
 @contextlib.contextmanager

@@ -61,9 +61,13 @@ def _kill(bench: Bench, count: int, say: Progress) -> None:
 
 
 def _crashed(said: str) -> bool:
-    """Tell if there is a traceback, but for that of Ctrl-C while pytest itself is starting."""
+    """Tell if there is a traceback, but for those of Ctrl-C that are pytest's own.
+
+    It has one while it is starting, and one where the interrupted instruction has no line.
+    """
     is_starting = "in _prepareconfig" in said and said.rstrip().endswith("\nKeyboardInterrupt")
-    return "Traceback" in said and not is_starting
+    is_without_line = "in pytest_keyboard_interrupt" in said and "self._rawentry.tb_lineno" in said
+    return "Traceback" in said and not (is_starting or is_without_line)
 
 
 def _temporary() -> set[str]:

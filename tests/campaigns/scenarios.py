@@ -102,24 +102,36 @@ class Scenario:
     again: tuple[int, ...] = ()
 
 
-def qgate(*given: str) -> Verb:
-    """The command line, as `python -m qgate` runs it."""
+@dataclass(frozen=True)
+class Command:
+    """A command line, as `python -m qgate` runs it."""
 
-    return lambda: main(given)
+    words: tuple[str, ...]
+
+    def __call__(self) -> int:
+        return main(self.words)
+
+
+def qgate(*words: str) -> Command:
+    return Command(words)
 
 
 def gates(*given: str, mode: str = "int8,mxfp8") -> Verb:
     """`pytest suites` of the small model, as a command of its own would run it."""
 
     def verb() -> int:
-        import pytest
-
-        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-        plain = ("-p", "qgate.plugin", "-p", "no:cacheprovider", "-p", "no:warnings", "-q")
         about = ("suites", "--model", "own:build", "--mode", mode)
-        return int(pytest.main([*about, *plain, *given]))
+        return _pytest(*about, "-p", "qgate.plugin", *given)
 
     return verb
+
+
+def _pytest(*words: str) -> int:
+    """Run pytest with the plugins that are named, and no others."""
+    import pytest
+
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    return int(pytest.main([*words, "-p", "no:cacheprovider", "-p", "no:warnings", "-q"]))
 
 
 def _seeded(seed: int) -> None:
@@ -314,6 +326,120 @@ def _scored() -> int:
 _ENGINES = qgate("engines", "trainer.npz", "rollout.npz", "--output-dir", "out")
 
 
+def _laid_out() -> int:
+    """A report of a checkpoint whose layout a Python file describes; one tensor changed since."""
+    from safetensors.torch import load_file, save_file
+
+    from tests.checkpoints.exports import parent_tensors, write
+    from tests.checkpoints.own_exports import export
+
+    write(Path("parent"), parent_tensors(), {})
+    export(Path(), "unpacked with zero points")
+    Path("layout.py").write_text(_LAYOUT)
+    status = _CHECKPOINT_OF_A_LAYOUT()
+    file = Path("child/model.safetensors")
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("W_scale"))
+    save_file({**tensors, name: tensors[name] * 2}, file)
+    return status
+
+
+_LAYOUT = """
+def layout():
+    names = {"codes": "*.W_q", "scales": "*.W_scale", "zero_points": "*.W_zero"}
+    return {"weights": [{**names, "format": "uint4", "group": 32}]}
+"""
+_CHECKPOINT_OF_A_LAYOUT = qgate(*CHECKPOINT_WORDS, "--layout", "layout.py")
+
+
+def _two_captured() -> int:
+    """Layers of two modes, compared before one of them was captured anew."""
+    Path("own.py").write_text(MODEL)
+    capture = qgate(
+        "layers", "capture", "--mode", "fp32,int8", "--model", "own:build", "--overwrite"
+    )
+    _seeded(0)
+    status = capture() or _COMPARE() or _SAVE()
+    _seeded(1)
+    return status or capture()
+
+
+_COMPARE = qgate("layers", "compare", "--all")
+_SAVE = qgate("layers", "compare", "int8", "--save-comparison", "int8.json")
+_CALIBRATE = qgate("layers", "calibrate", "--model", "tiny-mamba", "--calibration", "scales.json",
+                   "--set", "calib_samples=1", "--set", "calib_seqlen=16")  # fmt: skip
+
+
+def _one_swept() -> int:
+    _tensors(0)
+    status = _SWEEP_WITH_PICTURES()
+    _tensors(1)
+    return status
+
+
+_SWEEP_WITH_PICTURES = qgate(
+    "sweep", "t0.pt", "--quiet", "--num-levels", "3", "--output-dir", "out"
+)
+
+
+def _kernel() -> int:
+    """A kernel with accepted values, and another one in its place."""
+    Path("test_kernel.py").write_text(_KERNEL.replace("RULE", "floor"))
+    Path("pyproject.toml").write_text("")
+    status = _accept_kernel()
+    Path("test_kernel.py").write_text(_KERNEL.replace("RULE", "ceil"))
+    return status
+
+
+_KERNEL = """
+import qgate, torch
+from torch.nn.functional import linear
+
+def gemm(x, w):
+    return linear(*(qgate.quantize(t, "mxfp8", scale_rule="RULE") for t in (x, w)))
+
+def test_gemm(qgate_check_kernel):
+    random = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(n, 32, generator=random) for n in (8, 4))
+    qgate_check_kernel(gemm, x, w, like=linear, inputs={0: "mxfp8", 1: "mxfp8"}, relations=["one"],
+                       accept="gemm")
+"""
+
+
+def _accept_kernel() -> int:
+    return _pytest("test_kernel.py", "--update-baselines", "-p", "qgate.plugin")
+
+
+def _weak_test() -> int:
+    """A test that an audit has looked at, and another one in its place."""
+    Path("pyproject.toml").write_text("")
+    Path("test_weak.py").write_text(_WEAK.replace("BOUND", "0.5"))
+    status = _audit()
+    Path("test_weak.py").write_text(_WEAK.replace("BOUND", "0.1"))
+    return status
+
+
+_WEAK = """
+import torch
+
+def test_sum():
+    x = torch.ones(8)
+    torch.testing.assert_close(x.cumsum(0), x.cumsum(0) * 1.01, rtol=BOUND, atol=BOUND)
+"""
+
+
+def _audit() -> int:
+    return _pytest("test_weak.py", "--audit-json", "audit.json", "-p", "qgate.audit")
+
+
+def _initialized() -> int:
+    """Suites, one of which its owner has changed."""
+    status = qgate("init")()
+    Path("suites/test_canary.py").write_text("# mine\n")
+    Path("suites/test_task.py").write_text("# mine\n")
+    return status
+
+
 _RUN = {
     "qgate-out/results.jsonl": lines_of_results,
     "qgate-out/report.html": any_page,
@@ -347,8 +473,29 @@ SCENARIOS = {
                  growing={"figures/own-written.json": any_json}),
         Scenario("checkpoint", _checked, _CHECKPOINT, status=1),
         Scenario("engines", _scored, _ENGINES),
-        Scenario("vectors", qgate("vectors", "int8", "--output", "v.npz"),
-                 qgate("vectors", "fp8_e4m3", "--output", "v.npz")),
+        Scenario("vectors", qgate("show", "vectors", "int8", "--output", "v.npz"),
+                 qgate("show", "vectors", "fp8_e4m3", "--output", "v.npz")),
+        Scenario("layout", _laid_out, _CHECKPOINT_OF_A_LAYOUT, status=1),
+        Scenario("compare", _two_captured, _COMPARE),
+        Scenario("save a comparison", _two_captured, _SAVE),
+        Scenario("calibrate", lambda: 0, _CALIBRATE),
+        Scenario("export", _dumps, qgate("dumps", "export", "d0", "--output", "flat"), again=(2,)),
+        Scenario("draw quickly", _drawn, qgate("draw", "dump", "--quick"),
+                 growing={"draw/written.json": any_json}),
+        Scenario("sweep with pictures", _one_swept, _SWEEP_WITH_PICTURES,
+                 growing={"out/index.html": any_page, "out/index-failed.html": any_page}),
+        Scenario("write a configuration", lambda: 0, qgate("activations", "--write-config", "my.yaml"),
+                 again=(2,)),
+        Scenario("keep logits", _scored, qgate("engines", "trainer.npz", "rollout.npz",
+                                               "--keep-reference", "kept.safetensors")),
+        Scenario("plot a format", qgate("show", "formats", "int4", "--plot", "format.png"),
+                 qgate("show", "formats", "fp4_e2m1", "--plot", "format.png")),
+        Scenario("init a workflow", lambda: 0, qgate("init", "product", "--into", "gates", "--ci", "github")),
+        Scenario("init a skill", lambda: 0, qgate("init", "--agents")),
+        Scenario("init again", _initialized, qgate("init", "--force")),
+        Scenario("accept a kernel", _kernel, _accept_kernel),
+        # An interrupted session has the places of the tests that ran.
+        Scenario("audit", _weak_test, _audit, growing={"audit.json": any_json}),
     )
 }  # fmt: skip
 

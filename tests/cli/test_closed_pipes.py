@@ -65,6 +65,15 @@ RED: dict[str, tuple[int, Callable[[Path], None]]] = {
 }  # fmt: skip
 
 
+# Commands that write no file and print no list, and their status.
+PLAIN = {
+    "check kernel.py:relu --like torch:relu --shape 4x4": 1,
+    "doctor": 0,
+    "dumps watch dump --expect 1 --timeout 0": 0,
+}  # fmt: skip
+_KERNEL = "import torch\ndef relu(x): return torch.where(x > 0, x, torch.zeros_like(x))  # no NaN\n"
+
+
 @share(4)
 @pytest.mark.parametrize("streams", [(1,), (1, 2)], ids=["stdout", "both"])
 @pytest.mark.parametrize("line", RED)
@@ -78,6 +87,14 @@ def test_red_stays_red(line: str, streams: tuple[int, ...], place: Path) -> None
 @pytest.mark.parametrize("line", JSON)
 def test_every_command_keeps_its_status(line: str, place: Path) -> None:
     assert status_of(line, place, 1, 2) == (JSON[line][0], "")
+
+
+@pytest.mark.parametrize("line", PLAIN)
+def test_other_commands_keep_their_status_too(line: str, place: Path) -> None:
+    (place / "kernel.py").write_text(_KERNEL)
+    before = {path.name for path in place.iterdir()}
+    assert status_of(line, place, 1, 2) == (PLAIN[line], "")
+    assert {path.name for path in place.iterdir()} - before <= {"__pycache__"}
 
 
 def test_a_sweep_goes_on_without_its_reader(tmp_path: Path) -> None:

@@ -118,8 +118,10 @@ def _start(
     command = [sys.executable, "-m", "pytest", "suites", "-q", "-rfE", "--tb=short"]
     command += ["-p", "qgate.plugin", "-p", "no:cacheprovider", "--device", setting.device]
     command += ["-p", "tests.devices.plugin"] if setting.device.startswith("sim") else []
+    # A run that a test starts is in no test of its own yet.
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return subprocess.Popen(
-        [*command, *options], cwd=home, text=True, env={**os.environ, "FAULT": fault},
+        [*command, *options], cwd=home, text=True, env={**ours, "FAULT": fault},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 

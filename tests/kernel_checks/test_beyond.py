@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 import qgate
 from qgate.expected.derived import search_axes
 from qgate.expected.longer import LENGTHS, long_inputs
+from qgate.kernel_checks.updating import UPDATING
 from qgate.testing import CheckFailure, check_kernel
 from tests.shares import always, proof, share, slow_file
 
@@ -109,6 +112,35 @@ def test_what_the_seconds_do_not_allow_is_left_out_with_a_word() -> None:
     assert len(reasons) >= len(LENGTHS)
     assert all(why.startswith("beyond budget_s: about ") for why in reasons.values())
     assert report.largest["argument 0"] == [37, 64]
+
+
+def accept(path: Path, budget_s: float) -> None:
+    before = UPDATING.set(True)
+    options: dict[str, Any] = {"like": linear, "inputs": MX, "relations": ["long"]}
+    check_kernel(right, X, W, budget_s=budget_s, accept=path, **options)
+    UPDATING.reset(before)
+
+
+def test_values_accepted_by_a_machine_of_another_speed_are_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "gemm.json"
+    options: dict[str, Any] = {"like": linear, "inputs": MX, "relations": ["long"], "accept": path}
+    accept(path, ALWAYS)
+    check_kernel(right, X, W, budget_s=1e-9, **options)
+    with monkeypatch.context() as slower:
+        slower.setattr("qgate.expected.longer.LENGTHS", (65, 33, 17))
+        accept(path, ALWAYS)
+    assert any(name.startswith("65 instead of 24") for name in json.loads(path.read_text())["held"])
+    assert check_kernel(right, X, W, budget_s=ALWAYS, **options).largest["argument 0"][0] == 257
+    with pytest.raises(CheckFailure, match=r"no longer holds .* first '65 instead of 64 along"):
+        check_kernel(refuses_partial_blocks, X, W, budget_s=ALWAYS, **options)
+
+
+def refuses_partial_blocks(x: Tensor, w: Tensor) -> Tensor:
+    if x.shape[1] % 32:
+        raise ValueError("whole blocks only")
+    return right(x, w)
 
 
 def test_entries_that_are_added_up_differ_from_each_other() -> None:
