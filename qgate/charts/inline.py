@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qgate.charts.palette import BLACK, BROWN, GROUND, INK, ON_PALE, PALE, PALETTE, RED, WHITE
+from qgate.charts.palette import (
+    BLACK,
+    BROWN,
+    DIVERGING,
+    GROUND,
+    INK,
+    ON_PALE,
+    PALE,
+    PALETTE,
+    RED,
+    WHITE,
+)
 from qgate.text import for_html
 
 if TYPE_CHECKING:
@@ -40,7 +51,7 @@ _DARK = {color: dark for color, dark in _LIGHTER.items() if color != dark} | _TU
 STYLE = (
     "@media screen and (prefers-color-scheme:dark){.sheet{"
     + ";".join(f"--c{color[1:]}:{dark}" for color, dark in _DARK.items())
-    + "}}"
+    + "}.sheet .pale image{filter:brightness(.62)}}"
 )
 """The colors of such pictures on a dark page, each in an element of class `sheet`."""
 _COLOR = re.compile(rf"(fill|stroke): ({'|'.join(_DARK)})\b")
@@ -81,8 +92,12 @@ def _themed(text: str, figure: Figure, title: str) -> str:
     body = _TAG.sub(lambda tag: _themed_tag(tag[0], used), body)
     body = re.sub(r"\s*\n\s*", " ", body)
     width, height = (72 * float(inches) for inches in figure.get_size_inches())
+    artists: Any = figure.findobj(lambda artist: hasattr(artist, "get_cmap"))
+    maps = {artist.get_cmap().name for artist in artists}
+    # The middle of such a map is nearly white.
+    pale = 'class="pale" ' if DIVERGING in maps else ""
     return (
-        f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:.0f}" height="{height:.0f}" '
+        f'<svg {pale}viewBox="0 0 {width:g} {height:g}" width="{width:.0f}" height="{height:.0f}" '
         f'role="img" aria-label="{for_html(title)}" stroke-linejoin="round" '
         f'fill="var(--c{BLACK[1:]},{BLACK})">{body}</svg>'
     )

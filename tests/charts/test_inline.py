@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from qgate.charts.inline import _DARK, STYLE
-from qgate.charts.palette import BLACK, BLUE, ON_PALE, WHITE
+from qgate.charts.palette import BLACK, BLUE, DIVERGING, MAP, MAPS, ON_PALE, WHITE
 from qgate.charts.sheet import Sheet, sheet
 from tests.hostile import HOSTILE
 
@@ -68,3 +68,17 @@ def test_very_many_dots_are_one_image() -> None:
     assert "image" in elements(many)
     assert "image" not in elements(few)
     assert len(many) < 400_000
+
+
+def test_a_map_with_a_white_middle_is_dimmed_in_the_dark() -> None:
+    texts = {}
+    for name in MAPS:
+        page = sheet(3, 2, "Cells")
+        page.figure.add_subplot().imshow([[-1.0, 1.0]], cmap=name)
+        texts[name] = page.svg()
+    assert {name: 'class="pale"' in text for name, text in texts.items()} == {
+        MAP: False,
+        DIVERGING: True,
+    }
+    assert "@media screen and (prefers-color-scheme:dark)" in STYLE
+    assert ".pale image{filter:brightness(" in STYLE

@@ -63,7 +63,7 @@ def histograms(analysis: DumpAnalysis) -> Sheet | None:
     farthest = worst(kinds, gap, _MOST_PANELS)
     title = (
         f"{pair[0]} and {pair[1]} differ most in {kind_title(farthest[0][0])}: standard deviations "
-        f"{100 * farthest[0][1]:.2g} % apart"
+        f"{brief(100 * farthest[0][1])} % apart"
         f"{shapes.part_of(len(farthest), len(kinds), 'most different', 'kinds')}"
     )
     page, panels = shapes.tiles(title, len(farthest), (3.9, 2.7))
