@@ -11,7 +11,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import FrameType
 
 
@@ -42,7 +42,9 @@ def raise_interruption() -> None:
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
+def ended_by_signals(
+    numbers: Collection[int] = (signal.SIGTERM, signal.SIGINT),
+) -> Iterator[None]:
     """Let SIGTERM end the body as Ctrl-C does, with its temporary files removed, and lose neither.
 
     Whoever handles them already keeps them, as do threads but the first, where none are heard.
@@ -52,7 +54,7 @@ def ended_by_signals() -> Iterator[None]:
     before = {
         number: handler
         for number, handler in usual.items()
-        if is_main and signal.getsignal(number) == handler
+        if is_main and number in numbers and signal.getsignal(number) == handler
     }
     for number in before:
         signal.signal(number, _end)

@@ -14,6 +14,7 @@ import contextlib
 import difflib
 import importlib
 import pkgutil
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -195,16 +196,25 @@ def parse_call(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def _signals_of(command: str) -> tuple[int, ...]:
+    """Return the signals that end a command; programs that it runs have their own ways to end."""
+    if command == "collect":
+        return ()
+    return (signal.SIGTERM,) if command == "run" else (signal.SIGTERM, signal.SIGINT)
+
+
 def run_call(args: argparse.Namespace) -> int:
     """Run a command that was parsed, and turn its errors into one line and a status."""
     try:
         if args.command is None:
             args.top.print_help()
             return 0
-        # A program that is collected or tested has its own ways to end.
-        own = args.command in ("collect", "run")
-        ending = contextlib.nullcontext() if own else ended_by_signals()
-        with ending, console(args), in_sentences(args.parser.prog), explained_imports():
+        with (
+            ended_by_signals(_signals_of(args.command)),
+            console(args),
+            in_sentences(args.parser.prog),
+            explained_imports(),
+        ):
             status = int(args.run(args))
             sys.stdout.flush()
             return status

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -131,6 +132,35 @@ def test_what_ends_the_command_ends_the_program(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(SystemExit):
         command._finished([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
     assert begun[0].returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("words", [[], ["--gate-from", "HEAD"]], ids=["plain", "gates of a base"])
+def test_a_command_that_is_terminated_leaves_no_program(words: list[str], project: Path) -> None:
+    scratch = project / "scratch"
+    scratch.mkdir()
+    begun = project / "begun"
+    text = f"""
+import pathlib, time, pytest
+
+@pytest.mark.qgate
+def test_a():
+    pathlib.Path({str(begun)!r}).touch()
+    time.sleep(600)
+"""
+    (project / "suites" / "test_a.py").write_text(text)
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for line in (["init", "-q"], ["add", "suites", "qgate.toml"], [*who, "commit", "-qm", "a"]):
+        subprocess.run(["git", *line], check=True)
+    program = [sys.executable, "-m", "qgate", "run", *words, "-p", "no:cacheprovider"]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE) as process:
+        while not begun.exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.terminate()
+        process.communicate()  # to the end of all that hold the pipe
+    assert process.returncode == 128 + signal.SIGTERM
+    assert begun.exists()
+    assert list(scratch.glob("qgate-scratch-*")) == []
 
 
 def test_a_program_that_handles_ctrl_c_says_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
