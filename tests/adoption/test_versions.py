@@ -30,7 +30,7 @@ from qgate.engines.record import KIND as ENGINES
 from qgate.errors import QgateError
 from qgate.modes import calibration
 from qgate.page import data
-from qgate.results import read, schema
+from qgate.results import files, read
 from qgate.summaries.record import ANALYSIS
 from tests.baselines.building import ORIGIN, key, recorded
 from tests.dumps.making import write
@@ -169,7 +169,7 @@ def test_a_newer_journal_is_not_overwritten(tmp_path: Path) -> None:
 # What is told of them ------------------------------------------------------------------------------
 
 VERSIONS: dict[str, Callable[[], int]] = {
-    "results.jsonl": lambda: schema.SCHEMA,
+    "results.jsonl": lambda: files.SCHEMA,
     "report.json": lambda: data.SCHEMA,
     "baselines/NAME/manifest.json": lambda: manifest.VERSION,
     "baselines/NAME/accepted/MODE.txt": lambda: accepted.VERSION,

@@ -480,7 +480,7 @@ SCENARIOS = {
         Scenario("save a comparison", _two_captured, _SAVE),
         Scenario("calibrate", lambda: 0, _CALIBRATE),
         Scenario("export", _dumps, qgate("dumps", "export", "d0", "--output", "flat"), again=(2,)),
-        Scenario("draw quickly", _drawn, qgate("draw", "dump", "--quick"),
+        Scenario("draw quickly", _drawn, qgate("dumps", "draw", "dump", "--quick"),
                  growing={"draw/written.json": any_json}),
         Scenario("sweep with pictures", _one_swept, _SWEEP_WITH_PICTURES,
                  growing={"out/index.html": any_page, "out/index-failed.html": any_page}),

@@ -12,7 +12,6 @@ from dataclasses import dataclass, make_dataclass
 from typing import Any, Literal, cast
 
 import pytest
-from qgate.gate.limits import Limits
 
 import qgate
 from qgate.activation_stats.settings import ActivationSettings
@@ -20,6 +19,7 @@ from qgate.collecting.settings import CollectSettings, CollectSwitches
 from qgate.documents import toml
 from qgate.engines.findings import EngineLimits
 from qgate.errors import QgateError
+from qgate.gate import Limits
 from qgate.project.gate_kinds import gate_kinds
 from qgate.project.options import CommandSettings, FileSettings, RunSettings
 from qgate.settings import (

@@ -177,8 +177,10 @@ def test_error_11_scale_bits_matter_and_nonsense_is_refused(
     _, wide = swept(activation() * 2.0**20, name="a")
     _, narrow = swept(activation() * 2.0**20, "--set", "sweep_scale_bits=5", name="b")
     assert [lv["e8m0"] for lv in wide["levels"]] != [lv["e8m0"] for lv in narrow["levels"]]
-    assert main(["sweep", "a.pt", "--set", "sweep_scale_bits=-5"]) == 2
-    assert "sweep_scale_bits = -5" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["sweep", "a.pt", "--set", "sweep_scale_bits=-5"])
+    assert stop.value.code == 2
+    assert "sweep_scale_bits = '-5' is not allowed" in capsys.readouterr().err
 
 
 def test_error_12_nothing_is_overwritten_by_a_tensor_of_the_same_name() -> None:
@@ -287,7 +289,7 @@ def test_error_23_level_counts_are_checked_at_once(
     with pytest.raises(SystemExit) as stop:
         main(["sweep", "x.pt", "--num-levels", count])
     assert stop.value.code == 2
-    assert f"'{count}' is not a whole number" in capsys.readouterr().err
+    assert f"'{count}' is not allowed; it is a whole number from 1" in capsys.readouterr().err
 
 
 def test_error_24_nothing_importable_looks_like_a_test() -> None:

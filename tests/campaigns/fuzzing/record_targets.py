@@ -130,7 +130,7 @@ def _read_lists(folder: Path) -> None:
 _RESULTS = (
     "qgate.results.files:read",
     "qgate.results.files:__iter__",
-    "qgate.results.schema:parse",
+    "qgate.results.files:parse",
 )
 _SAID = (RefusedError,)
 TARGETS = (
