@@ -94,9 +94,9 @@ def serious_findings(page: Page) -> list[str]:
     from axe_playwright_python.sync_playwright import Axe
 
     # Of rules that hold it would name every node, which takes three quarters of the time.
-    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    violations = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     return [
-        f"{each['id']}: {each['help']}: {[node['target'] for node in each['nodes'][:3]]}"
-        for each in found
-        if each["impact"] in ("serious", "critical")
+        f"{violation['id']}: {violation['help']}: {[node['target'] for node in violation['nodes'][:3]]}"
+        for violation in violations
+        if violation["impact"] in ("serious", "critical")
     ]

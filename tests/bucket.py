@@ -90,16 +90,16 @@ def log_in(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def keys(client: Any, prefix: str = "") -> list[str]:
     """The names of all objects in the bucket."""
     listed = client.list_objects_v2(Bucket=BUCKET, Prefix=prefix)
-    return [each["Key"] for each in listed.get("Contents", [])]
+    return [entry["Key"] for entry in listed.get("Contents", [])]
 
 
 @pytest.fixture
 def memory() -> Iterator[Any]:
     """The store behind `memory://`, empty before and after."""
-    found = fsspec.filesystem("memory")
-    _clear(found)
-    yield found
-    _clear(found)
+    filesystem = fsspec.filesystem("memory")
+    _clear(filesystem)
+    yield filesystem
+    _clear(filesystem)
 
 
 def _clear(memory: Any) -> None:

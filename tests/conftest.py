@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Put the longest files first, and the suites of users before all others."""
     if not hasattr(config, "workerinput"):
         return
-    places = {_HERE / name: place for place, name in enumerate(LONGEST_FIRST)}
+    places = {_HERE / name: rank for rank, name in enumerate(LONGEST_FIRST)}
     items.sort(
         key=lambda item: places.get(item.path, len(places) * item.path.is_relative_to(_HERE))
     )
@@ -120,7 +120,9 @@ def pytest_collection(session: pytest.Session) -> None:
     minute, which workers side by side would take each.
     """
     worker = getattr(session.config, "workerinput", None)
-    if worker is None or not any(Path(each).resolve() == _HERE for each in session.config.args):
+    if worker is None or not any(
+        Path(argument).resolve() == _HERE for argument in session.config.args
+    ):
         return
     files = sorted(_HERE.rglob("test_*.py"))
     first = int(worker["workerid"].removeprefix("gw")) * len(files) // worker["workercount"]
@@ -203,8 +205,8 @@ def packages_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
+    with chromium() as chromium_browser:
+        yield chromium_browser
 
 
 @contextlib.contextmanager

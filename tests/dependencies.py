@@ -47,13 +47,13 @@ class Package:
 def needed(project: str, extras: Collection[str]) -> Iterator[Package]:
     """Yield the installed packages that a project needs, each once; others are for other systems."""
     waiting = [(project, frozenset(extras))]
-    seen: set[tuple[str, frozenset[str]]] = set()
+    visited: set[tuple[str, frozenset[str]]] = set()
     listed = {canonicalize_name(project)}
     while waiting:
-        name, wanted = waiting.pop()
-        if (name, wanted) in seen:
+        name, extra_names = waiting.pop()
+        if (name, extra_names) in visited:
             continue
-        seen.add((name, wanted))
+        visited.add((name, extra_names))
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
@@ -63,7 +63,7 @@ def needed(project: str, extras: Collection[str]) -> Iterator[Package]:
             yield Package(distribution.name, distribution.version, license_of(distribution))
         for text in distribution.requires or ():
             requirement = Requirement(text)
-            environments = [{"extra": extra} for extra in (*wanted, "")]
+            environments = [{"extra": extra} for extra in (*extra_names, "")]
             if requirement.marker is None or any(map(requirement.marker.evaluate, environments)):
                 waiting.append((requirement.name, frozenset(requirement.extras)))
 

@@ -32,7 +32,8 @@ _MARKUP = [
     "https://a|b`c<d>", "@a|b", "x`@y`z", "a://`b`|c", "{{ x }}", "{% x %}", "${x}", "%s", "%(x)s",
 ]  # fmt: skip
 _NAMES = [
-    f"layers.{each}.weight" for each in [*_DIRECTIONS[:4], "::error::", "<b>", "|", "`", "=1"]
+    f"layers.{name_part}.weight"
+    for name_part in [*_DIRECTIONS[:4], "::error::", "<b>", "|", "`", "=1"]
 ]
 _LONG = ["x" * 100_000, "|" * 5_000, "<" * 5_000, "\x1b" * 5_000, "\u202e" * 1_000, "é" * 10_000]
 _OTHER = ["", " ", "  x  ", "é", "日本語", "🎉", "a\u0301", "\x00", "a\x00b", "None", "nan", "CON",
@@ -42,7 +43,7 @@ _SINGLE = [*_ENDINGS, *_CONTROLS, *_DIRECTIONS, *_UNSEEN, *_SURROGATES]
 HOSTILE = list(
     dict.fromkeys(
         [
-            *(f"a{each}b" for each in _SINGLE),
+            *(f"a{char}b" for char in _SINGLE),
             *_ESCAPES, *_FORMULAS, *_COMMANDS, *_MARKUP, *_NAMES, *_LONG, *_OTHER,
             "".join([*_SINGLE, *_ESCAPES, *_FORMULAS, *_COMMANDS, *_MARKUP]),
         ]

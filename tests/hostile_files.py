@@ -88,15 +88,15 @@ TEXTS = {
 def assert_calm(text: str, where: str, command: re.Pattern[str] = _ON_CONSOLE) -> None:
     """Fail where a terminal or a service of CI would obey a text, or a name begins a line."""
     for pattern in (_OBEYED, command):
-        found = pattern.search(text)
-        assert not found, f"{where}: {text[max(0, found.start() - 120) : found.end() + 60]!a}"
+        match = pattern.search(text)
+        assert not match, f"{where}: {text[max(0, match.start() - 120) : match.end() + 60]!a}"
 
 
 def write_dump(folder: Path) -> None:
     draw = torch.Generator().manual_seed(0)
     with DumpWriter(folder, header={"model": TOGETHER[0], TOGETHER[1]: TOGETHER[2]}) as writer:
         for order, name in enumerate(TOGETHER):
-            told = {
+            name_fields = {
                 "module": name,
                 "layer": order if order % 3 else None,
                 "layer_type": name,
@@ -107,7 +107,9 @@ def write_dump(folder: Path) -> None:
                 values = torch.randn(8, 32, generator=draw).bfloat16()
                 values[0, 0] = torch.inf if order % 2 else 1.0
                 writer.add(
-                    dump_record(2 * order + (phase == "post"), name=part, phase=phase, **told),
+                    dump_record(
+                        2 * order + (phase == "post"), name=part, phase=phase, **name_fields
+                    ),
                     values,
                 )
 
@@ -125,9 +127,9 @@ def write_baselines(root: Path) -> None:
 
 
 def write_results(folder: Path) -> None:
-    told = ("mode", "model", "layer", "suite", "scope", "file")
+    name_fields = ("mode", "model", "layer", "suite", "scope", "file")
     rows = [
-        record(name, 1.0, node=f"{name}::{name}", line=3, **dict.fromkeys(told, name))
+        record(name, 1.0, node=f"{name}::{name}", line=3, **dict.fromkeys(name_fields, name))
         for name in TOGETHER
     ]
     folder.mkdir()

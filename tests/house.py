@@ -206,7 +206,7 @@ class Module:
         """The room or the name because of which a file works without torch, or the empty text."""
         inside = f"{self.name.partition('.')[2]}."
         if self.room in TORCH_FREE and not inside.startswith(
-            tuple(f"{each}." for each in MEASURING)
+            tuple(f"{name}." for name in MEASURING)
         ):
             return self.room
         return next((part for part in self.name.split(".")[2:] if part in SHOWING), "")
@@ -221,9 +221,9 @@ class Module:
         """The full name of a relative import."""
         if not level:
             return name
-        here = self.name.split(".")
-        here = here if self.is_package else here[:-1]
-        return ".".join([*here[: len(here) - level + 1], *filter(None, [name])])
+        parts = self.name.split(".")
+        parts = parts if self.is_package else parts[:-1]
+        return ".".join([*parts[: len(parts) - level + 1], *filter(None, [name])])
 
     def at(self, line: int) -> str:
         return f"{self.shown}:{line}"
@@ -291,16 +291,16 @@ def _literal_start(node: ast.expr) -> str:
 
 def modules(package_dir: Path) -> list[Module]:
     """Every source file of a package, read and parsed."""
-    found = []
+    parsed = []
     for path in sorted(package_dir.rglob("*.py")):
         inside = path.relative_to(package_dir.parent)
         parts = inside.with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         stat = path.stat()
-        found.append(_parsed(name, path, inside.as_posix(), stat.st_mtime_ns, stat.st_size))
-    if not found:
+        parsed.append(_parsed(name, path, inside.as_posix(), stat.st_mtime_ns, stat.st_size))
+    if not parsed:
         raise FileNotFoundError(f"no Python files under {package_dir}: there is nothing to check.")
-    return found
+    return parsed
 
 
 @functools.lru_cache(maxsize=4096)
@@ -327,17 +327,17 @@ def _dotted(node: ast.expr) -> str | None:
 
 def _aliases(module: Module) -> dict[str, str]:
     """What the names bound by a file's imports stand for, wherever they are bound."""
-    known: dict[str, str] = {}
+    full_names: dict[str, str] = {}
     for node in module.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.split(".")[0]
-                known[alias.asname or first] = alias.name if alias.asname else first
+                full_names[alias.asname or first] = alias.name if alias.asname else first
         elif isinstance(node, ast.ImportFrom):
             base = module.absolute(node.module or "", node.level)
             for alias in node.names:
-                known[alias.asname or alias.name] = f"{base}.{alias.name}"
-    return known
+                full_names[alias.asname or alias.name] = f"{base}.{alias.name}"
+    return full_names
 
 
 def _meant(node: ast.expr, aliases: dict[str, str]) -> str | None:
@@ -345,8 +345,8 @@ def _meant(node: ast.expr, aliases: dict[str, str]) -> str | None:
     dotted = _dotted(node)
     if dotted is None:
         return None
-    first, dot, rest = dotted.partition(".")
-    return aliases.get(first, first) + dot + rest
+    first, dot, attributes = dotted.partition(".")
+    return aliases.get(first, first) + dot + attributes
 
 
 def _bound(module: Module, nodes: list[ast.stmt]) -> Iterator[tuple[str, str | None, int]]:
@@ -370,8 +370,8 @@ def _bound(module: Module, nodes: list[ast.stmt]) -> Iterator[tuple[str, str | N
                 yield from _bound(module, node.body)
             case ast.Try():
                 handled = [child for handler in node.handlers for child in handler.body]
-                rest = [*node.orelse, *node.finalbody]
-                yield from _bound(module, [*node.body, *handled, *rest])
+                last_statements = [*node.orelse, *node.finalbody]
+                yield from _bound(module, [*node.body, *handled, *last_statements])
 
 
 def _import_graph(found: list[Module]) -> dict[str, list[str]]:
@@ -384,12 +384,12 @@ def _import_graph(found: list[Module]) -> dict[str, list[str]]:
     graph: dict[str, list[str]] = {}
     for module in found:
         reached: dict[str, None] = {}
-        for each in module.imports:
-            parts = each.name.split(".") if each.when == "import" else []
+        for imported in module.imports:
+            parts = imported.name.split(".") if imported.when == "import" else []
             ways = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
-            known = [way for way in ways if way in names]
-            reached.update(dict.fromkeys(known[:1]))
-            inside = [way for way in known[1:] if not f"{module.name}.".startswith(f"{way}.")]
+            own_modules = [way for way in ways if way in names]
+            reached.update(dict.fromkeys(own_modules[:1]))
+            inside = [way for way in own_modules[1:] if not f"{module.name}.".startswith(f"{way}.")]
             reached.update(dict.fromkeys(inside))
         graph[module.name] = list(reached)
     return graph
@@ -405,14 +405,14 @@ def _file_of(name: str, files: Container[str]) -> str:
 def _shortest(graph: dict[str, list[str]], start: str, goals: set[str]) -> list[str] | None:
     """The shortest way along at least one import from a file to one of the goals."""
     waiting = deque([[start]])
-    seen: set[str] = set()
+    visited: set[str] = set()
     while waiting:
         way = waiting.popleft()
         for following in graph[way[-1]]:
             if following in goals:
                 return [*way, following]
-            if following not in seen:
-                seen.add(following)
+            if following not in visited:
+                visited.add(following)
                 waiting.append([*way, following])
     return None
 
@@ -422,33 +422,33 @@ def _shortest(graph: dict[str, list[str]], start: str, goals: set[str]) -> list[
 
 def floor_violations(package_dir: Path) -> list[str]:
     """Imports point down, wherever they stand; rooms of one floor do not know each other."""
-    found = modules(package_dir)
+    package_modules = modules(package_dir)
     package = package_dir.name
     bad = [
         f"{package}/{room}: the room {room!r} has no floor: add it to FLOORS in tests/house.py "
         f"and to the floors in DESIGN."
-        for room in sorted({module.room for module in found} - {""} - set(FLOORS))
+        for room in sorted({module.room for module in package_modules} - {""} - set(FLOORS))
     ]
-    for module in found:
+    for module in package_modules:
         if module.room not in FLOORS:
             continue
         floor = _floor(module.name)
-        for each in module.imports:
-            room = _room(each.name)
-            if each.name.split(".")[0] != package:
+        for imported in module.imports:
+            room = _room(imported.name)
+            if imported.name.split(".")[0] != package:
                 continue
-            if room == module.room and (room not in FLOORS or _floor(each.name) <= floor):
+            if room == module.room and (room not in FLOORS or _floor(imported.name) <= floor):
                 continue
-            where = f"{module.at(each.line)}: {module.room} (floor {floor}) imports"
+            where = f"{module.at(imported.line)}: {module.room} (floor {floor}) imports"
             if room not in FLOORS:
                 bad.append(
-                    f"{where} {each.name}, which is no room: import a name from the module that "
+                    f"{where} {imported.name}, which is no room: import a name from the module that "
                     f"defines it, not from {package}."
                 )
-            elif _floor(each.name) == floor:
+            elif _floor(imported.name) == floor:
                 bad.append(f"{where} its sibling {room}: rooms of one floor do not meet.")
-            elif _floor(each.name) > floor:
-                at = _floor(each.name)
+            elif _floor(imported.name) > floor:
+                at = _floor(imported.name)
                 bad.append(f"{where} {room} (floor {at}): imports point down only.")
     return _once(bad)
 
@@ -463,10 +463,10 @@ def _floor(name: str) -> float:
 
 def cycle_violations(package_dir: Path) -> list[str]:
     """No file needs itself, wherever imports stand: in functions and under TYPE_CHECKING too."""
-    found = modules(package_dir)
-    graph = _import_graph(found)
-    for module in found:
-        later = (each.name for each in module.imports if each.when != "import")
+    package_modules = modules(package_dir)
+    graph = _import_graph(package_modules)
+    for module in package_modules:
+        later = (imported.name for imported in module.imports if imported.when != "import")
         targets = (_file_of(name, graph) for name in later)
         graph[module.name] += [target for target in targets if target not in ("", module.name)]
     cycles: dict[frozenset[str], list[str]] = {}
@@ -479,19 +479,19 @@ def cycle_violations(package_dir: Path) -> list[str]:
 
 def torch_free_violations(package_dir: Path) -> list[str]:
     """Heavy and foreign packages are known only where they belong."""
-    found = modules(package_dir)
+    package_modules = modules(package_dir)
     bad = []
     users: dict[str, set[str]] = defaultdict(set)
-    for module in found:
-        for each in module.imports:
-            problem = _misplaced(module, each)
+    for module in package_modules:
+        for imported in module.imports:
+            problem = _misplaced(module, imported)
             if problem:
-                bad.append(f"{module.at(each.line)}: imports {each.name}: {problem}.")
-            users[each.name.split(".")[0]].add(module.shown)
+                bad.append(f"{module.at(imported.line)}: imports {imported.name}: {problem}.")
+            users[imported.name.split(".")[0]].add(module.shown)
     for top in LOADED_ON_DEMAND:
         if len(users[top]) > 1:
             bad.append(f"{top} is loaded in {', '.join(sorted(users[top]))}: one file loads it.")
-    return _once([*bad, *_torch_reached(found)])
+    return _once([*bad, *_torch_reached(package_modules)])
 
 
 def _misplaced(module: Module, imported: Import) -> str:
@@ -521,7 +521,9 @@ def _torch_reached(found: list[Module]) -> list[str]:
     loads_torch = {
         module.name
         for module in found
-        if any(each.when == "import" and _is_torch(each.name) for each in module.imports)
+        if any(
+            imported.when == "import" and _is_torch(imported.name) for imported in module.imports
+        )
     }
     ways = {
         module: _shortest(graph, module.name, loads_torch) for module in found if module.torch_free
@@ -536,9 +538,9 @@ def _torch_reached(found: list[Module]) -> list[str]:
 
 def name_clash_violations(package_dir: Path) -> list[str]:
     """A name a package offers does not hide a file of that package; no drawer files."""
-    found = modules(package_dir)
+    package_modules = modules(package_dir)
     bad = []
-    for module in found:
+    for module in package_modules:
         bad += [
             f"{module.shown}: name it after what is in it, not {part!r}."
             for part in module.parts_under(package_dir)
@@ -546,7 +548,7 @@ def name_clash_violations(package_dir: Path) -> list[str]:
         ]
         inside = {
             other.name.removeprefix(f"{module.name}.").split(".")[0]
-            for other in found
+            for other in package_modules
             if other.name.startswith(f"{module.name}.")
         }
         bad += [
@@ -589,9 +591,9 @@ def pickle_violations(package_dir: Path) -> list[str]:
     bad = []
     for module in modules(package_dir):
         bad += [
-            f"{module.at(each.line)}: imports {each.name}: it runs what it loads."
-            for each in module.imports
-            if each.name.split(".")[0] in PICKLERS
+            f"{module.at(imported.line)}: imports {imported.name}: it runs what it loads."
+            for imported in module.imports
+            if imported.name.split(".")[0] in PICKLERS
         ]
         aliases = _aliases(module)
         for node in module.nodes:
@@ -605,9 +607,9 @@ def portability_violations(package_dir: Path) -> list[str]:
     bad = []
     for module in modules(package_dir):
         bad += [
-            f"{module.at(each.line)}: imports {each.name}, which Windows lacks: see storage/locks.py."
-            for each in module.imports
-            if each.name.split(".")[0] in POSIX_ONLY
+            f"{module.at(imported.line)}: imports {imported.name}, which Windows lacks: see storage/locks.py."
+            for imported in module.imports
+            if imported.name.split(".")[0] in POSIX_ONLY
         ]
         aliases = _aliases(module)
         for node in module.nodes:
@@ -617,7 +619,9 @@ def portability_violations(package_dir: Path) -> list[str]:
                 bad.append(
                     f"{module.at(node.lineno)}: os.open writes text on Windows: open_handle."
                 )
-            if _writes_text(node) and not any(each.arg == "newline" for each in node.keywords):
+            if _writes_text(node) and not any(
+                keyword.arg == "newline" for keyword in node.keywords
+            ):
                 bad.append(
                     f"{module.at(node.lineno)}: text without newline= has others on Windows."
                 )
@@ -635,13 +639,13 @@ def _writes_text(call: ast.Call) -> bool:
 
 def _unsafe_load(call: ast.Call, aliases: dict[str, str]) -> str:
     """How a call can run what is in a file, the empty text where it cannot."""
-    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
     meant = _meant(call.func, aliases)
     if meant in ("torch.load", "torch.serialization.load"):
-        safe = _is_constant(given.get("weights_only"), True)
+        safe = _is_constant(keywords.get("weights_only"), True)
         return "" if safe else "torch.load without weights_only=True"
     if meant == "numpy.load":
-        allowed = given.get("allow_pickle", call.args[2] if len(call.args) > 2 else None)
+        allowed = keywords.get("allow_pickle", call.args[2] if len(call.args) > 2 else None)
         safe = allowed is None or _is_constant(allowed, False)
         return "" if safe else "np.load with allow_pickle"
     return "pandas.read_pickle runs what it loads" if meant == "pandas.read_pickle" else ""
@@ -675,8 +679,8 @@ def place_violations(package_dir: Path) -> list[str]:
         if module.room == "storage":
             continue
         bad += [
-            f"{module.at(line)}: {what}: call a function of storage that works for both."
-            for line, what in sorted(_place_questions(module))
+            f"{module.at(line)}: {question}: call a function of storage that works for both."
+            for line, question in sorted(_place_questions(module))
         ]
     return bad
 
@@ -684,14 +688,14 @@ def place_violations(package_dir: Path) -> list[str]:
 def _place_questions(module: Module) -> Iterator[tuple[int, str]]:
     aliases = _aliases(module)
     has_folders = any(
-        each.name.startswith(("qgate.storage.folders.", "qgate.storage.access."))
-        for each in module.imports
+        imported.name.startswith(("qgate.storage.folders.", "qgate.storage.access."))
+        for imported in module.imports
     )
-    for each in module.imports:
-        if each.when != "typing" and each.name.split(".")[0] in ("fsspec", "upath"):
-            yield each.line, f"imports {each.name}"
-        if each.name == "qgate.storage.locations.is_url":
-            yield each.line, "imports is_url"
+    for import_ in module.imports:
+        if import_.when != "typing" and import_.name.split(".")[0] in ("fsspec", "upath"):
+            yield import_.line, f"imports {import_.name}"
+        if import_.name == "qgate.storage.locations.is_url":
+            yield import_.line, "imports is_url"
     for node in module.nodes:
         if isinstance(node, ast.Call) and _dotted(node.func) == "isinstance":
             kinds = {_meant(kind, aliases) for kind in ast.walk(node.args[1]) if _is_name(kind)}
@@ -730,17 +734,17 @@ def hidden_import_violations(package_dir: Path) -> list[str]:
             and node.module
             and node.module.split(".")[0] == package_dir.name
         }
-        found = [
+        violations = [
             f"{module.at(line)}: imports {name} inside a function: import it at the top."
             for line, name in sorted(hidden)
         ]
-        known = HIDDEN_IMPORTS.get(module.shown, 0)
-        if len(found) > known:
-            bad += found
-        elif len(found) < known:
+        allowed_count = HIDDEN_IMPORTS.get(module.shown, 0)
+        if len(violations) > allowed_count:
+            bad += violations
+        elif len(violations) < allowed_count:
             bad.append(
-                f"{module.shown}: imports {len(found)} parts of qgate inside functions, not "
-                f"{known}: lower its number in HIDDEN_IMPORTS in tests/house.py."
+                f"{module.shown}: imports {len(violations)} parts of qgate inside functions, not "
+                f"{allowed_count}: lower its number in HIDDEN_IMPORTS in tests/house.py."
             )
     return bad
 
@@ -749,14 +753,14 @@ def private_violations(package_dir: Path) -> list[str]:
     """No room reaches into the private files and names of another."""
     return _once(
         [
-            f"{module.at(each.line)}: imports {each.name}: what begins with an underscore is for its "
+            f"{module.at(imported.line)}: imports {imported.name}: what begins with an underscore is for its "
             "own room; take the underscore away, or use what the room offers."
             for module in modules(package_dir)
-            for each in module.imports
-            if each.name.split(".")[0] == package_dir.name
-            and _room(each.name) not in (module.room, "_version")
-            and any(part.startswith("_") for part in each.name.split("."))
-            and not each.name.endswith("__")
+            for imported in module.imports
+            if imported.name.split(".")[0] == package_dir.name
+            and _room(imported.name) not in (module.room, "_version")
+            and any(part.startswith("_") for part in imported.name.split("."))
+            and not imported.name.endswith("__")
         ]
     )
 
@@ -783,10 +787,10 @@ def empty_name_violations(package_dir: Path) -> list[str]:
         for node in module.nodes
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     ]
-    bad = [(place, name) for place, name in names if name in EMPTY_NAMES]
+    bad = [(location, name) for location, name in names if name in EMPTY_NAMES]
     return _above(
         EMPTY_NAMES_PERCENT * len(names) / 100,
-        [f"{place}: {name} says nothing: name what it holds." for place, name in bad],
+        [f"{position}: {name} says nothing: name what it holds." for position, name in bad],
     )
 
 
@@ -802,8 +806,8 @@ def docstring_violations(package_dir: Path) -> list[str]:
     return _above(
         INVERTED_DOCSTRINGS_PERCENT * len(texts) / 100,
         [
-            f"{place}: a docstring begins with {text.split()[0]!r}: say first what it does or is."
-            for place, text in texts
+            f"{location}: a docstring begins with {text.split()[0]!r}: say first what it does or is."
+            for location, text in texts
             if text.startswith(INVERSIONS)
         ],
     )
@@ -831,9 +835,9 @@ def length_violations(package_dir: Path) -> list[str]:
     """A file that nobody reads to its end misses a word in the glossary."""
     lengths = [(module.shown, len(module.text.splitlines())) for module in modules(package_dir)]
     return [
-        f"{shown}: {length} lines, {LONGEST} at most: which word is missing from the glossary?"
-        for shown, length in lengths
-        if length > ALONE.get(Path(shown).stem, LONGEST)
+        f"{file}: {length} lines, {LONGEST} at most: which word is missing from the glossary?"
+        for file, length in lengths
+        if length > ALONE.get(Path(file).stem, LONGEST)
     ]
 
 
@@ -1001,11 +1005,11 @@ def name_comparison_violations(package_dir: Path) -> list[str]:
     """
     bad = []
     for module in modules(package_dir):
-        if len(found := _name_comparisons(module)) > FILE_KINDS.get(module.shown, 0):
+        if len(comparisons := _name_comparisons(module)) > FILE_KINDS.get(module.shown, 0):
             bad += [
                 f"{module.at(node.lineno)}: {ast.unparse(node)} asks for a name: read a field of "
                 "the scope or of the kind (qgate.results.kinds)."
-                for node in found
+                for node in comparisons
             ]
     return bad
 
@@ -1070,23 +1074,23 @@ def division_violations(package_dir: Path) -> list[str]:
 
     A power of two has an exact one. `qgate.arithmetic.divided` gives the same bits everywhere.
     """
-    found = modules(package_dir)
+    package_modules = modules(package_dir)
     constants = {
         f"{module.name}.{name.id}": node.value
-        for module in found
+        for module in package_modules
         for node in module.tree.body
         if isinstance(node, ast.Assign)
         for name in node.targets
         if isinstance(name, ast.Name)
     }
     bad = []
-    for module in found:
+    for module in package_modules:
         inside = f"{module.name.partition('.')[2]}."
         if not inside.startswith(tuple(f"{room}." for room in NUMERIC)):
             continue
         aliases, unmet = (
             _aliases(module),
-            {each for each in DIVISIONS if each.startswith(f"{module.shown}: ")},
+            {division for division in DIVISIONS if division.startswith(f"{module.shown}: ")},
         )
         for node in module.nodes:
             value, by = _division(node)
@@ -1103,7 +1107,10 @@ def division_violations(package_dir: Path) -> list[str]:
                     f"{module.at(node.lineno)}: {ast.unparse(node)} divides by a number, which "  # type: ignore[attr-defined]
                     "CUDA does not: use qgate.arithmetic.divided, or name it in DIVISIONS."
                 )
-        bad += [f"{each}: is there no more: remove it from DIVISIONS." for each in sorted(unmet)]
+        bad += [
+            f"{unmet_division}: is there no more: remove it from DIVISIONS."
+            for unmet_division in sorted(unmet)
+        ]
     return bad
 
 
@@ -1240,11 +1247,13 @@ def text_violations(root: Path) -> list[str]:
         if "\0" in text:
             continue
         read += 1
-        shown = path.relative_to(root).as_posix()
-        for what, pattern in (("absolute path", _MACHINE_PATH), ("registry", _REGISTRY)):
+        relative_path = path.relative_to(root).as_posix()
+        for kind, pattern in (("absolute path", _MACHINE_PATH), ("registry", _REGISTRY)):
             lines = text.splitlines() if pattern.search(text) else []
             for number, line in enumerate(lines, 1):
-                bad += [f"{shown}:{number}: {what} {hit[0]}" for hit in pattern.finditer(line)]
+                bad += [
+                    f"{relative_path}:{number}: {kind} {hit[0]}" for hit in pattern.finditer(line)
+                ]
     if not read:
         raise FileNotFoundError(f"no text files under {root}: there is nothing to check.")
     return bad

@@ -8,5 +8,5 @@ from collections.abc import Sequence
 def markdown_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Return a table without padding: cells hold whole sentences."""
     rule = "|".join(["---"] * len(headings))
-    shown = [" | ".join(line) for line in [headings, *lines]]
-    return "\n".join([f"| {shown[0]} |", f"|{rule}|", *(f"| {line} |" for line in shown[1:])])
+    rows = [" | ".join(line) for line in [headings, *lines]]
+    return "\n".join([f"| {rows[0]} |", f"|{rule}|", *(f"| {line} |" for line in rows[1:])])

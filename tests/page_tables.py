@@ -33,10 +33,10 @@ def limits_table() -> str:
     """Return the settings of limits, their defaults and those of single scopes."""
     lines = []
     for name, of in settings_of(Limits).items():
-        others = "; ".join(
+        relatives = "; ".join(
             f"{scope.name} {scope.limits[name]:g}" for scope in SCOPES if name in scope.limits
         )
-        lines.append([f"`{name}`", of.help, of.default_text, others])
+        lines.append([f"`{name}`", of.help, of.default_text, relatives])
     return markdown_table(["setting", "bounds", "default", "default of a scope"], lines)
 
 
@@ -108,8 +108,8 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def replaced(page: str, table: str) -> str:
     """Return a page with a table between its marks."""
-    before, mark, rest = page.partition(MARK)
-    _, end, after = rest.partition(END)
+    before, mark, tail = page.partition(MARK)
+    _, end, after = tail.partition(END)
     if not (mark and end):
         raise ValueError(f"The page has no place for a table: write {MARK.strip()} and {END}.")
     return f"{before}{MARK}\n{table}\n\n{END}{after}"
@@ -119,11 +119,11 @@ def main() -> int:
     stale = {}
     for name, table in TABLES.items():
         page = (DOCS / name).read_text(encoding="utf-8")
-        if (made := replaced(page, table())) != page:
-            stale[name] = made
-    for name, made in stale.items():
+        if (new_text := replaced(page, table())) != page:
+            stale[name] = new_text
+    for name, new_text in stale.items():
         if "--write" in sys.argv[1:]:
-            (DOCS / name).write_text(made, encoding="utf-8")
+            (DOCS / name).write_text(new_text, encoding="utf-8")
         print(f"docs/{name}: its table differs")
     return int(bool(stale) and "--write" not in sys.argv[1:])
 

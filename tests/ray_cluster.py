@@ -42,8 +42,8 @@ def running() -> Iterator[Cluster]:
 def joined_node(cluster: Cluster, module: str) -> Any:
     """Add a node of two processors whose workers have loaded a module, so that they get work."""
     node = cluster.add_node(num_cpus=2, **MEMORY)
-    there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    load = ray.remote(_load).options(scheduling_strategy=there)
+    strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    load = ray.remote(_load).options(scheduling_strategy=strategy)
     ray.get([load.remote(module) for _ in range(2)])
     return node
 

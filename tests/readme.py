@@ -67,7 +67,7 @@ class Command:
 
 def blocks(text: str) -> list[Block]:
     """The fenced blocks of a Markdown text, in order."""
-    found = []
+    block_list = []
     heading = ""
     lines = iter(enumerate(text.splitlines(), 1))
     for number, line in lines:
@@ -84,9 +84,9 @@ def blocks(text: str) -> list[Block]:
             inside.append(following.removeprefix(indent))
         else:
             raise ReadmeError(f"line {number}: the block {mark}{language} has no end.")
-        body = "".join(f"{each}\n" for each in inside)
-        found.append(Block(language.lower(), heading, number, body))
-    return found
+        body = "".join(f"{content_line}\n" for content_line in inside)
+        block_list.append(Block(language.lower(), heading, number, body))
+    return block_list
 
 
 def violations(found: list[Block]) -> list[str]:
@@ -112,16 +112,16 @@ def violations(found: list[Block]) -> list[str]:
 
 def set_up_commands(found: list[Block]) -> tuple[str, str]:
     """The two commands a newcomer copies, each one line."""
-    given = [block for block in found if block.language == "sh" and block.heading == SET_UP]
-    if len(given) != 2:
-        lines = ", ".join(str(block.line) for block in given) or "none"
+    set_ups = [block for block in found if block.language == "sh" and block.heading == SET_UP]
+    if len(set_ups) != 2:
+        lines = ", ".join(str(block.line) for block in set_ups) or "none"
         raise ReadmeError(
-            f"{len(given)} sh blocks under '## {SET_UP}' (lines: {lines}) instead of two."
+            f"{len(set_ups)} sh blocks under '## {SET_UP}' (lines: {lines}) instead of two."
         )
-    for block in given:
+    for block in set_ups:
         if len(block.text.splitlines()) != 1 or not block.text.strip():
             raise ReadmeError(f"line {block.line}: a set-up command is one line.")
-    return given[0].text.strip(), given[1].text.strip()
+    return set_ups[0].text.strip(), set_ups[1].text.strip()
 
 
 def run_python(block: Block) -> None:
@@ -192,21 +192,21 @@ def _change(block: Block, folder: Path) -> None:
 
 def console_commands(block: Block) -> list[Command]:
     """The commands of a console block with the lines that follow each of them."""
-    found: list[Command] = []
+    commands: list[Command] = []
     expected: list[str] = []
     for number, line in enumerate(block.text.splitlines(), block.line + 1):
         if line.startswith("$ "):
             words = _words(line[2:], number)
             expected = []
-            found.append(Command(words, (), number))
-        elif not found:
+            commands.append(Command(words, (), number))
+        elif not commands:
             raise ReadmeError(f"line {number}: a console block starts with '$ ' and a command.")
         else:
             expected.append(line)
-            found[-1] = Command(found[-1].words, tuple(expected), found[-1].line)
-    if not found:
+            commands[-1] = Command(commands[-1].words, tuple(expected), commands[-1].line)
+    if not commands:
         raise ReadmeError(f"line {block.line}: a console block without a command.")
-    return found
+    return commands
 
 
 def _words(command: str, line: int) -> tuple[str, ...]:
@@ -234,12 +234,12 @@ def run_console(block: Block, folder: Path) -> None:
     for command in console_commands(block):
         status, printed = _run(command.words, folder)
         expected = _trimmed(command.expected)
-        said = f"README.md:{command.line}: $ {shlex.join(command.words)}"
-        shown = "\n".join(["it printed:", *printed, "", "the README says:", *expected])
+        prompt = f"README.md:{command.line}: $ {shlex.join(command.words)}"
+        comparison = "\n".join(["it printed:", *printed, "", "the README says:", *expected])
         if not matches(expected, printed):
-            raise AssertionError(f"{said} prints something else\n{shown}")
+            raise AssertionError(f"{prompt} prints something else\n{comparison}")
         if status and not any(line.replace(ANY, "").strip() for line in expected):
-            raise AssertionError(f"{said} ends with exit status {status}\n{shown}")
+            raise AssertionError(f"{prompt} ends with exit status {status}\n{comparison}")
 
 
 def _run(words: tuple[str, ...], folder: Path) -> tuple[int, list[str]]:
@@ -292,10 +292,10 @@ def _run_script(words: list[str]) -> int:
 
 def _trimmed(lines: list[str] | tuple[str, ...]) -> list[str]:
     """Without spaces at line ends and without empty lines at the end: nobody sees them."""
-    kept = [line.rstrip() for line in lines]
-    while kept and not kept[-1]:
-        kept.pop()
-    return kept
+    trimmed = [line.rstrip() for line in lines]
+    while trimmed and not trimmed[-1]:
+        trimmed.pop()
+    return trimmed
 
 
 def matches(expected: list[str], printed: list[str]) -> bool:
@@ -308,9 +308,9 @@ def matches(expected: list[str], printed: list[str]) -> bool:
         for line in group:
             pattern = ".*".join(re.escape(part) for part in line.split(ANY))
             reached = {
-                place + 1
-                for place in reached
-                if place < len(printed) and re.fullmatch(pattern, printed[place])
+                index + 1
+                for index in reached
+                if index < len(printed) and re.fullmatch(pattern, printed[index])
             }
         if not reached:
             return False

@@ -74,10 +74,10 @@ def drawn(
 ) -> list[int]:
     """Return the places of the cases that are drawn, in order."""
     units: dict[Hashable, list[int]] = defaultdict(list)
-    for place, case in enumerate(cases):
-        units[_value(case, unit) if unit else place].append(place)
+    for index, case in enumerate(cases):
+        units[_value(case, unit) if unit else index].append(index)
     kinds = {
-        key: {(name, _value(cases[place], name)) for place in places for name in by}
+        key: {(name, _value(cases[case_index], name)) for case_index in places for name in by}
         for key, places in units.items()
     }
     order = list(units)
@@ -89,9 +89,9 @@ def drawn(
             chosen.append(key)
             missing -= kinds[key]
     count = -(-len(order) // one_in)
-    rest = [key for key in order if key not in chosen]
-    chosen += rest[: max(0, count - len(chosen))]
-    return sorted(place for key in chosen for place in units[key])
+    unchosen = [key for key in order if key not in chosen]
+    chosen += unchosen[: max(0, count - len(chosen))]
+    return sorted(drawn_index for key in chosen for drawn_index in units[key])
 
 
 def _value(case: dict[str, Any], name: str) -> Hashable:
@@ -159,11 +159,11 @@ class Shares:
                 continue
             count = len(table)
             if not every_case(config):
-                kept = {table[at] for at in _drawn(table, f"{self.seed} {name}", marks[name])}
+                selected = {table[at] for at in _drawn(table, f"{self.seed} {name}", marks[name])}
                 if name == _SLOW_FILES:
-                    kept |= self._ones_of_files(items, {*table} - kept, left_out)
-                left_out |= {*table} - kept
-                count = len(kept)
+                    selected |= self._ones_of_files(items, {*table} - selected, left_out)
+                left_out |= {*table} - selected
+                count = len(selected)
             self.counts[name] = (count, len(table))
         if left_out:
             config.hook.pytest_deselected(items=[item for item in items if item in left_out])
@@ -173,10 +173,10 @@ class Shares:
         self, items: list[pytest.Item], undrawn: set[pytest.Item], left_out: set[pytest.Item]
     ) -> set[pytest.Item]:
         """Draw one case of each slow file that is not drawn and has no test that always runs."""
-        rest = {item.path for item in items if item not in undrawn and item not in left_out}
+        other_paths = {item.path for item in items if item not in undrawn and item not in left_out}
         files: dict[Path, list[pytest.Item]] = defaultdict(list)
         for item in items:
-            if item in undrawn and item not in left_out and item.path not in rest:
+            if item in undrawn and item not in left_out and item.path not in other_paths:
                 files[item.path].append(item)
         return {random.Random(f"{self.seed} {path.name}").choice(of) for path, of in files.items()}
 
@@ -251,8 +251,8 @@ def _is_named(config: pytest.Config, table: str, by_file: bool) -> bool:
     path, _, test = table.partition("::")
     for argument in config.args:
         file, _, names = argument.partition("::")
-        wanted = names.partition("[")[0]
-        fits = test == wanted or test.startswith(f"{wanted}::") if wanted else by_file
+        test_name = names.partition("[")[0]
+        fits = test == test_name or test.startswith(f"{test_name}::") if test_name else by_file
         if (
             fits
             and (config.invocation_params.dir / file).resolve()

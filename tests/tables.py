@@ -38,8 +38,8 @@ def each_of(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Test
                 raise first
 
         signature = inspect.signature(test)
-        kept = [p for name, p in signature.parameters.items() if name not in arguments]
-        run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        parameters = [p for name, p in signature.parameters.items() if name not in arguments]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         del run.__wrapped__  # type: ignore[attr-defined]
         return run
 

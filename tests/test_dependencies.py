@@ -23,14 +23,14 @@ def test_all_that_is_installed_may_be_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--output", str(tmp_path / "dist" / "bom.json")]) == 0, capsys.readouterr().out
-    told = json.loads((tmp_path / "dist" / "bom.json").read_bytes())
-    listed = {part["name"].lower(): part["version"] for part in told["components"]}
+    bom = json.loads((tmp_path / "dist" / "bom.json").read_bytes())
+    listed = {part["name"].lower(): part["version"] for part in bom["components"]}
     direct = [Requirement(text) for text in metadata.requires("pytest-qgate") or ()]
     core = {part.name for part in direct if part.marker is None}
     assert core == {"torch", "numpy", "pytest", "msgspec"} <= listed.keys()
     assert listed["torch"] == metadata.version("torch")
     assert "pytest-qgate" not in listed
-    assert len(told["components"]) == len(listed) > 20
+    assert len(bom["components"]) == len(listed) > 20
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_an_extra_brings_what_it_needs_and_each_package_is_listed_once() -> None
 def unpinned(text: str) -> list[str]:
     """List actions of others that are named by something that can move."""
     return [
-        what
-        for what, version in _USES.findall(text)
-        if not what.startswith("./") and not (re.search(r"@[0-9a-f]{40}$", what) and version)
+        action
+        for action, version in _USES.findall(text)
+        if not action.startswith("./") and not (re.search(r"@[0-9a-f]{40}$", action) and version)
     ]
 
 

@@ -40,20 +40,20 @@ def run_alone(script: str, **environment: str) -> str:
 
 @proof
 def test_threads_are_the_same_arithmetic_and_other_instructions_another() -> None:
-    here = arithmetic_of(torch.device("cpu"))
-    assert is_device(here)
-    assert kind_of(here) == "cpu"
-    assert run_alone(ASK, OMP_NUM_THREADS="3", MKL_NUM_THREADS="3") == here
+    arithmetic = arithmetic_of(torch.device("cpu"))
+    assert is_device(arithmetic)
+    assert kind_of(arithmetic) == "cpu"
+    assert run_alone(ASK, OMP_NUM_THREADS="3", MKL_NUM_THREADS="3") == arithmetic
     other = run_alone(ASK, **PLAIN)
     assert other.startswith("cpu-default-")
-    assert other.rpartition("-")[2] != here.rpartition("-")[2]
+    assert other.rpartition("-")[2] != arithmetic.rpartition("-")[2]
 
 
 def test_settings_of_the_caller_are_no_other_arithmetic() -> None:
-    here = arithmetic_of(torch.device("cpu"))
+    arithmetic = arithmetic_of(torch.device("cpu"))
     arithmetic_of.cache_clear()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert arithmetic_of(torch.device("cpu")) == here
+        assert arithmetic_of(torch.device("cpu")) == arithmetic
 
 
 PRIVATE = """

@@ -736,8 +736,8 @@ def test_a_rule_that_sees_no_files_is_an_error(rule: Rule, tmp_path: Path) -> No
 def test_every_rule_is_shown_to_fail() -> None:
     assert set(BAD) == set(GOOD) == set(house.RULES)
     rules = {name for name in vars(house) if name.endswith("_violations")}
-    apart = {"export_violations", "name_violations", "text_violations"}
-    assert rules == {rule.__name__ for rule in house.RULES} | apart
+    separate_rules = {"export_violations", "name_violations", "text_violations"}
+    assert rules == {rule.__name__ for rule in house.RULES} | separate_rules
 
 
 # What `import qgate` offers -----------------------------------------------------------------------

@@ -30,9 +30,9 @@ def in_language(language: str) -> list[object]:
     """Blocks of the README and of the pages in docs."""
     return [
         pytest.param(block, id=f"{page} line {block.line}: {block.first_line[:40]}")
-        for page, found in {"README.md": BLOCKS, **PAGES}.items()
+        for page, blocks in {"README.md": BLOCKS, **PAGES}.items()
         if page not in TUTORIALS
-        for block in found
+        for block in blocks
         if block.language == language
     ]
 
@@ -61,11 +61,11 @@ def test_the_readme_has_few_links() -> None:
 
 
 def test_the_failure_that_the_readme_shows_is_that_of_the_tutorial() -> None:
-    (shown,) = [b.text for b in BLOCKS if b.first_line.startswith("cause: ")]
+    (cause,) = [b.text for b in BLOCKS if b.first_line.startswith("cause: ")]
     page = "".join(b.text for b in PAGES["tutorials/first-gate.md"] if b.language == "console")
     fault = re.search(r"is wrong: .*? codes are used", page)
     assert fault, page
-    assert fault[0] in " ".join(shown.split())
+    assert fault[0] in " ".join(cause.split())
 
 
 def test_a_cosine_limit_passes_the_kernel_of_the_readme(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_cosine_limit_passes_the_kernel_of_the_readme(tmp_path: Path) -> None:
         encoded = [qgate.encode(x, "fp8_e4m3", granularity="channel", axis=0) for x in tensors]
         packed = [part for x in encoded for part in names["codes_and_scales"](x)]
         actual, right = names["my_gemm"](*packed), torch.nn.functional.linear(*tensors)
-        both = actual.flatten().float(), right.flatten()
-        passed += bool(torch.nn.functional.cosine_similarity(*both, dim=0) >= 0.98)
+        vectors = actual.flatten().float(), right.flatten()
+        passed += bool(torch.nn.functional.cosine_similarity(*vectors, dim=0) >= 0.98)
     assert passed / 200 == pytest.approx(19 / 20, abs=0.025), passed
 
 
@@ -92,7 +92,11 @@ def test_python(block: readme.Block, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("block", in_language("console"))
 def test_console(block: readme.Block, tmp_path: Path) -> None:
-    (page,) = [found for found in (BLOCKS, *PAGES.values()) if any(it is block for it in found)]
+    (page,) = [
+        page_blocks
+        for page_blocks in (BLOCKS, *PAGES.values())
+        if any(it is block for it in page_blocks)
+    ]
     for name, text in readme.files(page, block).items():
         (tmp_path / name).write_text(text)
     readme.run_console(block, tmp_path)
@@ -174,11 +178,11 @@ def test_a_block_without_an_end_is_refused() -> None:
 
 
 def test_a_good_readme_has_no_violations() -> None:
-    rest = fenced("python", "x = 1") + fenced("console", "$ qgate --version", "…")
+    examples = fenced("python", "x = 1") + fenced("console", "$ qgate --version", "…")
     other = fenced("text", "$ rm") + fenced("yaml", "a: b") + fenced("toml", "a = 1") + fenced("")
-    found = readme.blocks(SET_UP + "## More\n" + rest + other)
-    assert readme.violations(found) == []
-    assert readme.set_up_commands(found) == ("make a", "make b")
+    blocks = readme.blocks(SET_UP + "## More\n" + examples + other)
+    assert readme.violations(blocks) == []
+    assert readme.set_up_commands(blocks) == ("make a", "make b")
 
 
 @pytest.mark.parametrize(
@@ -233,9 +237,9 @@ def test_python_blocks_share_nothing() -> None:
 def test_python_blocks_with_a_name_are_files_for_the_commands_below() -> None:
     text = fenced("python", "# test_a.py", "x = 1") + fenced("python", "# as it is", "x = 2")
     console = fenced("console", "$ pytest test_a.py")
-    found = readme.blocks(text + console + fenced("python", "# test_b.py", "x = 3"))
-    assert readme.files(found, found[2]) == {"test_a.py": "# test_a.py\nx = 1\n"}
-    assert readme.files(found, found[0]) == {}
+    blocks = readme.blocks(text + console + fenced("python", "# test_b.py", "x = 3"))
+    assert readme.files(blocks, blocks[2]) == {"test_a.py": "# test_a.py\nx = 1\n"}
+    assert readme.files(blocks, blocks[0]) == {}
 
 
 def test_a_tutorial_that_lies_fails(tmp_path: Path) -> None:

@@ -111,22 +111,22 @@ def test_workers_draw_the_same_cases(project: pytest.Pytester) -> None:
 
 
 def test_each_case_is_drawn_by_some_seed() -> None:
-    seen = {place for seed in range(60) for place in shares.drawn(CASES, str(seed), 5, ["fmt"])}
-    assert seen == {*range(30)}
+    covered = {index for seed in range(60) for index in shares.drawn(CASES, str(seed), 5, ["fmt"])}
+    assert covered == {*range(30)}
 
 
 def test_a_share_has_each_value_that_is_to_be_entered() -> None:
     for seed in range(40):
         places = shares.drawn(CASES, str(seed), 100, ["fmt", "size"])
-        assert {CASES[place]["fmt"] for place in places} == {*FORMATS}
-        assert {CASES[place]["size"] for place in places} == {*range(10)}
+        assert {CASES[index]["fmt"] for index in places} == {*FORMATS}
+        assert {CASES[position]["size"] for position in places} == {*range(10)}
         assert len(shares.drawn(CASES, str(seed), 1000)) == 1
 
 
 def test_cases_of_one_unit_are_drawn_together() -> None:
     places = shares.drawn(CASES, "a", 4, unit="size")
     assert len(places) == 9
-    assert len({CASES[place]["size"] for place in places}) == 3
+    assert len({CASES[index]["size"] for index in places}) == 3
 
 
 def test_tests_of_a_group_are_drawn_as_cases_of_one(project: pytest.Pytester) -> None:

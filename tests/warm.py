@@ -46,9 +46,9 @@ class WarmContext(ForkServerContext):
 
 
 def context() -> WarmContext:
-    made = WarmContext()
-    made.set_forkserver_preload(list(PRELOADED))
-    return made
+    warm_context = WarmContext()
+    warm_context.set_forkserver_preload(list(PRELOADED))
+    return warm_context
 
 
 def stand_in() -> SimpleNamespace:
@@ -65,8 +65,8 @@ class WarmPython:
         self._arguments = [*arguments]
         self._folder = Path(tempfile.mkdtemp())
         streams = [str(self._folder / name) for name in ("out", "err")]
-        given = (self._arguments, str(cwd), dict(environment), *streams)
-        self._process = context().Process(target=_run_python, args=given)
+        process_args = (self._arguments, str(cwd), dict(environment), *streams)
+        self._process = context().Process(target=_run_python, args=process_args)
         self._process.start()
 
     def finish(self) -> subprocess.CompletedProcess[str]:

@@ -451,8 +451,8 @@ def test_a_share_of_rows_is_the_same_in_any_order() -> None:
     merged.merge(shared(tables, [0, 5, 2, 3]))
     for other in (b, merged):
         assert (other.counts == a.counts).all()
-        for (x, of), (y, wanted) in zip(other.sample(9).kinds, a.sample(9).kinds, strict=True):
-            assert of == wanted
+        for (x, of), (y, expected) in zip(other.sample(9).kinds, a.sample(9).kinds, strict=True):
+            assert of == expected
             assert torch.equal(x, y)
     c, first = shared(tables, [0], seed=2), shared(tables, [0])
     assert c.rows() is not None
@@ -482,15 +482,15 @@ def test_errors_of_a_sample_are_those_of_all_tokens(wild: int) -> None:
     for k, part in enumerate(x.split(500)):
         stats.update(part, k)
     layer = stats.record(None, "linear", 8)
-    found = losses(layer)
-    for name, told in zip(names, found.values(), strict=True):
+    losses_by_name = losses(layer)
+    for name, loss in zip(names, losses_by_name.values(), strict=True):
         options = {"granularity": "tensor"} if name == "int8" else {}
         if name != "fp8_e4m3":
             noise = (quantize(x, name, **options) - x).double().square().sum()  # type: ignore[arg-type]
-            wanted = 10 * math.log10(float(x.double().square().sum() / noise))
-            assert told.sqnr_db == pytest.approx(wanted, abs=0.5), name
-        assert re.fullmatch(r"of \d\d of 4,000 tokens", told.sampled)
-        assert told.sampled in str(told)
+            expected_db = 10 * math.log10(float(x.double().square().sum() / noise))
+            assert loss.sqnr_db == pytest.approx(expected_db, abs=0.5), name
+        assert re.fullmatch(r"of \d\d of 4,000 tokens", loss.sampled)
+        assert loss.sampled in str(loss)
 
 
 def test_edges_of_the_range_keep_their_sums() -> None:

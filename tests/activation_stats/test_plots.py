@@ -141,10 +141,12 @@ def test_axes_say_what_was_reduced_over(reduced: int | None, words: str) -> None
 def test_titles_state_the_finding() -> None:
     record = usual()
     names = ["count", "position", "token", "channel"]
-    drawn = {
+    pictures_by_name = {
         n: named(record, n) for n in (*(f"outlier-{n}" for n in names), "sensitivity-mxfp4_e2m1")
     }
-    titles = {n: sheet.title for n, picture in drawn.items() if (sheet := picture.sheet())}
+    titles = {
+        n: sheet.title for n, picture in pictures_by_name.items() if (sheet := picture.sheet())
+    }
     assert "model.layers.1: 0.75 per sample" in titles["outlier-count"]
     assert "at position 37" in titles["outlier-position"]
     assert "“␣niz”" in titles["outlier-token"]

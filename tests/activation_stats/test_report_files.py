@@ -59,7 +59,9 @@ def test_the_page_is_one_file_that_escapes_everything(written: tuple[str, Path])
     page = Reader(text)
     pictures = [attrs for tag, attrs in page.tags if tag == "svg"]
     assert len(pictures) >= 10
-    assert all(each["aria-label"] and each["width"] and each["height"] for each in pictures)
+    assert all(
+        picture["aria-label"] and picture["width"] and picture["height"] for picture in pictures
+    )
     assert [tag for tag, _ in page.tags].count("script") == 1
     outside = [v for _, attrs in page.tags for k, v in attrs.items() if k in ("href", "src")]
     assert not [v for v in outside if v and not v.startswith(("data:", "#")) and "/" in v]

@@ -17,13 +17,13 @@ SITE = sysconfig.get_path("purelib")
 
 def brought(names: list[str]) -> set[str]:
     """Return the importable names of distributions and of all that they need."""
-    seen: set[str] = set()
+    visited: set[str] = set()
     modules: set[str] = set()
     while names:
         name = names.pop()
-        if name in seen:
+        if name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         try:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:

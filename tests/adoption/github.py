@@ -55,24 +55,24 @@ class Job:
         self, steps: list[dict[str, Any]], inputs: dict[str, str], prefix: str
     ) -> dict[str, str]:
         """The outputs of the steps, as `steps.ID.outputs.NAME`."""
-        known = {f"inputs.{key}": value for key, value in inputs.items()}
-        known |= {f"github.{key}": value for key, value in self.github.items()}
-        known |= {"runner.os": "Linux"}
+        context = {f"inputs.{key}": value for key, value in inputs.items()}
+        context |= {f"github.{key}": value for key, value in self.github.items()}
+        context |= {"runner.os": "Linux"}
         for number, step in enumerate(steps):
             condition = str(step.get("if", "success()"))
-            wanted = evaluated(condition, known)
-            if not wanted or (self.failed and "always()" not in condition):
+            is_due = evaluated(condition, context)
+            if not is_due or (self.failed and "always()" not in condition):
                 continue
             if "uses" in step:
-                given = {k: filled(v, known) for k, v in step.get("with", {}).items()}
-                outputs = self._uses(step["uses"], given)
+                arguments = {k: filled(v, context) for k, v in step.get("with", {}).items()}
+                outputs = self._uses(step["uses"], arguments)
             else:
                 output = self.beside / f"{prefix}{number}.out"
-                self._bash(step, known, output)
+                self._bash(step, context, output)
                 lines = output.read_text(encoding="utf-8").splitlines()
                 outputs = dict(line.split("=", 1) for line in lines)
-            known |= {f"steps.{step.get('id')}.outputs.{k}": v for k, v in outputs.items()}
-        return known
+            context |= {f"steps.{step.get('id')}.outputs.{k}": v for k, v in outputs.items()}
+        return context
 
     def _uses(self, what: str, given: dict[str, str]) -> dict[str, str]:
         self.used.append((what, given))
@@ -81,8 +81,8 @@ class Job:
             unknown = given.keys() - action["inputs"].keys()
             assert not unknown, f"{what} has no input {unknown}"
             defaults = {k: filled(v["default"], {}) for k, v in action["inputs"].items()}
-            known = self._steps(action["runs"]["steps"], defaults | given, "action-")
-            return {k: filled(v["value"], known) for k, v in action["outputs"].items()}
+            context = self._steps(action["runs"]["steps"], defaults | given, "action-")
+            return {k: filled(v["value"], context) for k, v in action["outputs"].items()}
         if what.startswith("actions/upload-artifact@"):
             source, target = self.folder / given["path"], self.artifacts / given["name"]
             assert "/" not in given["name"], "an artifact's name has no slash"

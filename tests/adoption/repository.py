@@ -90,10 +90,10 @@ def program(path: Path, script: str) -> None:
 
 def clean() -> dict[str, str]:
     """The environment without what a service or another test has put there."""
-    known = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
-    who = {f"GIT_{role}_{what}": f"{what.lower()}@example.org"
-           for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}  # fmt: skip
-    return {**known, **who, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    who = {f"GIT_{role}_{field}": f"{field.lower()}@example.org"
+           for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")}  # fmt: skip
+    return {**variables, **who, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
 
 
 def run(

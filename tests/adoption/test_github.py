@@ -30,9 +30,9 @@ CONTEXT = {
 
 def runs(path: Path) -> list[str]:
     """The scripts of an action or a workflow."""
-    known = yaml.safe_load(path.read_text(encoding="utf-8"))
-    lists = [known["runs"]["steps"]] if "runs" in known else [
-        job["steps"] for job in known["jobs"].values()
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    lists = [workflow["runs"]["steps"]] if "runs" in workflow else [
+        job["steps"] for job in workflow["jobs"].values()
     ]  # fmt: skip
     return [step["run"] for steps in lists for step in steps if "run" in step]
 
@@ -79,21 +79,21 @@ def test_red_then_refreshed_then_green(tmp_path: Path) -> None:
 
     def job(name: str, **inputs: str) -> Job:
         number = len(list(tmp_path.glob("clone*")))
-        made = Job(
+        workflow_job = Job(
             product.clone(f"clone{number}"), tmp_path / f"beside{number}", product.environment,
             CONTEXT, inputs,
         )  # fmt: skip
-        return made.run(made.folder / ".github" / "workflows" / "qgate.yml", name)
+        return workflow_job.run(workflow_job.folder / ".github" / "workflows" / "qgate.yml", name)
 
     red = job("gates")
     assert red.failed
     assert re.search(r"^::error file=suites/.* missing at layers\.0", red.log, re.MULTILINE)
     assert red.summary.startswith("## qgate: 4 of 4 gates failed")
-    left = {path.name for path in (red.artifacts / "qgate-out").iterdir()}
-    assert {"results.jsonl", "results.csv", "report.html", "candidates"} <= left
+    artifact_names = {path.name for path in (red.artifacts / "qgate-out").iterdir()}
+    assert {"results.jsonl", "results.csv", "report.html", "candidates"} <= artifact_names
     assert list((red.artifacts / "qgate-out" / "candidates").iterdir())
     assert product.installed == ["pytest-qgate[all]"]
-    (upload,) = [what for what, _ in red.used if "upload" in what]
+    (upload,) = [action for action, _ in red.used if "upload" in action]
     assert upload.startswith("actions/upload-artifact@")
 
     refresh = job("refresh-baselines", which="failed")
@@ -101,8 +101,8 @@ def test_red_then_refreshed_then_green(tmp_path: Path) -> None:
     branch = "qgate/baselines-7-1"
     changed = product.git(product.origin, "diff", "--stat", f"main..{branch}")
     assert "baselines/example/accepted/my_int8.txt" in changed
-    told = (tmp_path / "gh.log").read_text().splitlines()
-    assert told[:6] == ["pr", "create", "--base", "main", "--head", branch]
+    gh_words = (tmp_path / "gh.log").read_text().splitlines()
+    assert gh_words[:6] == ["pr", "create", "--base", "main", "--head", branch]
 
     product.git(product.work, "pull", "--quiet", "origin", branch)
     product.git(product.work, "push", "--quiet", "origin", "HEAD:main")
@@ -143,10 +143,12 @@ def called(folder: Path, rest: str = "", **inputs: str) -> Job:
     work = folder / "work"
     work.mkdir()
     (work / "action.yml").write_bytes(ACTION.read_bytes())
-    given = "".join(f"\n          {key}: {json.dumps(value)}" for key, value in inputs.items())
+    input_lines = "".join(
+        f"\n          {key}: {json.dumps(value)}" for key, value in inputs.items()
+    )
     flow = work / "flow.yml"
     flow.write_text(
-        f"jobs:\n  a:\n    steps:\n      - uses: ./\n        with:\n          python-version: ''{given}\n"
+        f"jobs:\n  a:\n    steps:\n      - uses: ./\n        with:\n          python-version: ''{input_lines}\n"
     )
     return Job(work, folder / "beside", environment).run(flow, "a")
 
@@ -254,8 +256,8 @@ def test_gates_of_another_commit_are_asked_of_qgate(tmp_path: Path) -> None:
     job = called(tmp_path, mode="int8", options="-n 2", **{"gate-from": "origin/$(touch pwned)"})
     assert "'$(touch pwned)'" not in job.log
     words = (job.folder / "asked").read_text().splitlines()
-    given = ["--qgate-mode=int8", "--gate-from=origin/$(touch pwned)"]
-    assert words == ["run", "suites", "-n", "2", *given]
+    option_words = ["--qgate-mode=int8", "--gate-from=origin/$(touch pwned)"]
+    assert words == ["run", "suites", "-n", "2", *option_words]
     assert not list(tmp_path.rglob("pwned"))
 
 
@@ -271,7 +273,7 @@ def test_a_pull_request_cannot_silence_the_gates_of_its_base(tmp_path: Path) -> 
     model.write_text(text.replace("import qgate\n", "import qgate\nfrom product import DEPTH\n", 1))
     (product.work / "product.py").write_text("DEPTH = 3\n")
     publish_baselines(product)
-    for name, changes, held in (
+    for name, changes, log_words in (
         ("green", {"conftest.py": SILENT}, "4 of 4 held"),
         (
             "red",
@@ -287,7 +289,7 @@ def test_a_pull_request_cannot_silence_the_gates_of_its_base(tmp_path: Path) -> 
         job = Job(clone, tmp_path / f"beside-{name}", product.environment, about)
         job.run(workflow, "base-gates")
         assert job.failed is (name == "red"), job.log
-        assert held in job.log
+        assert log_words in job.log
         assert (job.artifacts / "qgate-base-out" / "results.jsonl").exists()
 
 
@@ -312,13 +314,13 @@ def test_base_gates_run_for_forks_and_where_asked(
     event: str, asked: str, head: str, runs: bool
 ) -> None:
     condition = yaml.safe_load(WORKFLOW.read_text())["jobs"]["base-gates"]["if"]
-    known = {
+    context = {
         "github.event_name": event,
         "github.repository": "us/product",
         "vars.QGATE_BASE_GATES": asked,
         "github.event.pull_request.head.repo.full_name": head,
     }
-    assert evaluated(condition, known) is runs
+    assert evaluated(condition, context) is runs
 
 
 @pytest.mark.parametrize(
@@ -336,13 +338,13 @@ def test_gates_on_a_gpu_run_where_there_is_a_runner_and_for_no_fork(
     event: str, head: str | None, labels: str, runs: bool
 ) -> None:
     job = yaml.safe_load(WORKFLOW.read_text())["jobs"]["gpu-gates"]
-    known = {
+    context = {
         "github.event_name": event,
         "github.repository": "us/product",
         "vars.QGATE_GPU_RUNNER": labels,
         "github.event.pull_request.head.repo.full_name": head,
     }
-    assert evaluated(job["if"], known) is runs
+    assert evaluated(job["if"], context) is runs
     assert job["steps"][-1]["with"]["device"] == "cuda"
 
 
@@ -383,11 +385,11 @@ def test_results_of_a_fork_become_a_comment(tmp_path: Path) -> None:
     write(
         tmp_path / "results" / "results.jsonl", record(odd, 3e-4, mode=odd, model=odd), commit=odd
     )
-    job, asked = commented(tmp_path)
+    job, gh_calls = commented(tmp_path)
     assert not job.failed, job.log
-    assert "run download 9 --repo them/product --name qgate-out --dir results" in asked
-    assert "-f head=somebody:$(touch pwned)" in asked
-    assert "api --silent --method POST repos/them/product/issues/7/comments" in asked
+    assert "run download 9 --repo them/product --name qgate-out --dir results" in gh_calls
+    assert "-f head=somebody:$(touch pwned)" in gh_calls
+    assert "api --silent --method POST repos/them/product/issues/7/comments" in gh_calls
     body = (tmp_path / "answers" / "posted").read_text()
     assert body.startswith(
         "<!-- qgate report --format comment -->\n## qgate: 1 of 1 gate failed, 1 fault in "
@@ -398,32 +400,32 @@ def test_results_of_a_fork_become_a_comment(tmp_path: Path) -> None:
     assert len([line for line in body.splitlines() if line.startswith("| ")]) == 2
     assert not list(tmp_path.rglob("pwned"))
     # The next run writes it anew.
-    job, asked = commented(tmp_path, earlier="31\n32\n")
-    assert "api --silent --method PATCH repos/them/product/issues/comments/31" in asked
+    job, gh_calls = commented(tmp_path, earlier="31\n32\n")
+    assert "api --silent --method PATCH repos/them/product/issues/comments/31" in gh_calls
 
 
 @pytest.mark.parametrize("lacks", ["results", "pull request"])
 def test_nothing_to_comment_on_is_no_failure(tmp_path: Path, lacks: str) -> None:
     if lacks != "results":
         write(tmp_path / "results" / "results.jsonl", record("a"))
-    job, asked = commented(tmp_path, **({"closed": ""} if lacks != "results" else {}))
+    job, gh_calls = commented(tmp_path, **({"closed": ""} if lacks != "results" else {}))
     assert not job.failed
     assert "::notice title=qgate::" in job.log
-    assert "comments" not in asked
+    assert "comments" not in gh_calls
 
 
 def test_results_that_are_none_are_not_commented(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "results.jsonl").symlink_to("/etc/hostname")
-    job, asked = commented(tmp_path)
+    job, gh_calls = commented(tmp_path)
     assert job.failed
     assert "is a link" in job.log
     (tmp_path / "results" / "results.jsonl").unlink()
     (tmp_path / "results" / "results.jsonl").write_text("secrets\n")
-    job, asked = commented(tmp_path)
+    job, gh_calls = commented(tmp_path)
     assert job.failed
     assert "is no results file of qgate" in job.log
-    assert "comments" not in asked
+    assert "comments" not in gh_calls
 
 
 def test_the_comment_runs_no_code_of_the_pull_request() -> None:
@@ -441,8 +443,8 @@ def test_the_comment_needs_no_more_than_is_installed_for_it(tmp_path: Path) -> N
     names = install.rpartition("pip install ")[2].split()
     write(tmp_path / "results.jsonl", record("a", 1.0))
     modules = {"pyyaml": "yaml"}
-    given = {modules.get(name, name) for name in names} | {"markupsafe", "typing_extensions"}
-    given.add("_distutils_hack")  # of setuptools, which loads it as Python starts
+    installed = {modules.get(name, name) for name in names} | {"markupsafe", "typing_extensions"}
+    installed.add("_distutils_hack")  # of setuptools, which loads it as Python starts
     code = (
         "import sys\nfrom qgate.cli import main\n"
         "status = main(['report', 'results.jsonl', '--format', 'comment'])\n"
@@ -454,14 +456,14 @@ def test_the_comment_needs_no_more_than_is_installed_for_it(tmp_path: Path) -> N
     done = subprocess.run(
         [PROGRAMS / "python", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert set(done.stderr.split()) - {"qgate"} <= given
+    assert set(done.stderr.split()) - {"qgate"} <= installed
     assert done.stdout.startswith("<!-- qgate report")
 
 
 def test_the_runner_of_these_tests_reads_expressions() -> None:
-    known = {"inputs.a-b": "x", "steps.s.outputs.o": ""}
-    assert evaluated("inputs.a-b == 'x' && 'pip' || ''", known) == "pip"
-    assert evaluated("steps.s.outputs.o || inputs.a-b", known) == "x"
-    assert evaluated("always() && inputs.c != ''", known) is False
-    assert evaluated("'inputs.a-b'", known) == "inputs.a-b"
+    context = {"inputs.a-b": "x", "steps.s.outputs.o": ""}
+    assert evaluated("inputs.a-b == 'x' && 'pip' || ''", context) == "pip"
+    assert evaluated("steps.s.outputs.o || inputs.a-b", context) == "x"
+    assert evaluated("always() && inputs.c != ''", context) is False
+    assert evaluated("'inputs.a-b'", context) == "inputs.a-b"
     assert BASH[-1] == "pipefail"

@@ -29,23 +29,23 @@ SERVER = {
 
 def job(path: Path, name: str) -> dict[str, Any]:
     """A job with what it extends."""
-    known = yaml.safe_load(path.read_text(encoding="utf-8"))
-    made = known[name]
-    return {**known[made["extends"]], **made}
+    pipeline = yaml.safe_load(path.read_text(encoding="utf-8"))
+    entry = pipeline[name]
+    return {**pipeline[entry["extends"]], **entry}
 
 
 def perform(folder: Path, name: str, environment: dict[str, str]) -> tuple[int, str]:
     """Exit status and log: the lines of a job one after the other, then those that always run."""
-    told = job(folder / ".gitlab" / "qgate.yml", name)
-    known = {**environment, **SERVER, "CI_PROJECT_DIR": str(folder)}
-    for key, value in told["variables"].items():
-        known.setdefault(key, re.sub(r"\$(\w+)", lambda found: known[found[1]], str(value)))
+    entry = job(folder / ".gitlab" / "qgate.yml", name)
+    variables = {**environment, **SERVER, "CI_PROJECT_DIR": str(folder)}
+    for key, value in entry["variables"].items():
+        variables.setdefault(key, re.sub(r"\$(\w+)", lambda found: variables[found[1]], str(value)))
     status, log = 0, ""
-    for lines in ([*told["before_script"], *told["script"]], told["after_script"]):
+    for lines in ([*entry["before_script"], *entry["script"]], entry["after_script"]):
         done = subprocess.run(
             ["bash", "-eo", "pipefail", "-c", "\n".join(lines)],
             cwd=folder,
-            env=known,
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -72,8 +72,8 @@ def test_the_template_is_what_the_schema_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["qgate", "qgate:refresh-baselines"])
 def test_scripts_are_what_any_shell_takes(name: str) -> None:
     """The image of the job may have no bash."""
-    told = job(TEMPLATE, name)
-    lines = [*told["before_script"], *told["script"], *told["after_script"]]
+    entry = job(TEMPLATE, name)
+    lines = [*entry["before_script"], *entry["script"], *entry["after_script"]]
     script = "\n".join(lines).replace('cd "$QGATE_DIR"', 'cd "$QGATE_DIR" || exit')
     assert shell_complaints(script, "sh") == ""
     assert shell_complaints("echo $x", "sh") != ""
@@ -103,11 +103,11 @@ def test_refreshed_then_red(tmp_path: Path) -> None:
     status, log = perform(red, "qgate", environment)
     assert status == 1
     assert "accepted (+" in log
-    told = job(red / ".gitlab" / "qgate.yml", "qgate")["artifacts"]
-    assert (told["when"], told["paths"]) == ("always", ["qgate-out/"])
-    assert "relative_mse" in (red / told["reports"]["junit"]).read_text()
-    left = {path.name for path in (red / "qgate-out").iterdir()}
-    assert {"report.html", "results.jsonl", "candidates"} <= left
+    artifacts = job(red / ".gitlab" / "qgate.yml", "qgate")["artifacts"]
+    assert (artifacts["when"], artifacts["paths"]) == ("always", ["qgate-out/"])
+    assert "relative_mse" in (red / artifacts["reports"]["junit"]).read_text()
+    file_names = {path.name for path in (red / "qgate-out").iterdir()}
+    assert {"report.html", "results.jsonl", "candidates"} <= file_names
     assert product.installed == ["pytest-qgate[all]"] * 2
 
 

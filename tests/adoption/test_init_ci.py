@@ -64,9 +64,9 @@ def test_a_folder_of_a_repository_has_them_at_the_top(repository: Path, capsys: 
     assert "../.github/workflows/qgate.yml" in capsys.readouterr().out
     flow = yaml.safe_load((repository / ".github/workflows/qgate.yml").read_text())
     for job in flow["jobs"].values():
-        given = next(step["with"] for step in job["steps"] if "qgate" in step.get("uses", ""))
-        assert given["working-directory"] == "my product"
-        assert shlex.split(given["suites"]) == ["the gates"]
+        inputs = next(step["with"] for step in job["steps"] if "qgate" in step.get("uses", ""))
+        assert inputs["working-directory"] == "my product"
+        assert shlex.split(inputs["suites"]) == ["the gates"]
     template = yaml.safe_load((repository / ".gitlab/qgate.yml").read_text())[".qgate"]
     assert template["variables"]["QGATE_DIR"] == "my product"
     assert template["variables"]["QGATE_SUITES"] == "the gates"
@@ -83,8 +83,8 @@ def test_a_pipeline_that_is_there_is_yours(
     (repository / ".gitlab-ci.yml").write_text(text)
     assert init("--ci", "gitlab") == 0
     assert (repository / ".gitlab-ci.yml").read_text() == text
-    told = ".gitlab-ci.yml is yours, so put there:\n  include:\n    - local: .gitlab/qgate.yml"
-    assert (told in capsys.readouterr().out) is said
+    advice = ".gitlab-ci.yml is yours, so put there:\n  include:\n    - local: .gitlab/qgate.yml"
+    assert (advice in capsys.readouterr().out) is said
 
 
 def test_files_that_were_removed_stay_away(repository: Path, capsys: Capsys) -> None:

@@ -20,9 +20,9 @@ SITE = ROOT / "docs" / "site"
 @pytest.fixture(scope="module")
 def build() -> ModuleType:
     spec = importlib.util.spec_from_file_location("site_build", SITE / "build.py")
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_every_page_is_in_the_contents(build: ModuleType) -> None:
@@ -92,8 +92,8 @@ def test_every_public_name_is_described_once(build: ModuleType) -> None:
 def test_words_of_the_glossary_are_terms(build: ModuleType) -> None:
     text = "# Concepts\n\n| word | means |\n|---|---|\n| **a**, **b c** | x `|` |\n\nThe end.\n"
     assert build.glossary(text) == [(["a", "b c"], "x `|`")]
-    made = build.with_glossary(text)
-    assert made == "# Concepts\n\n```{glossary}\n\na\nb c\n  x `|`\n```\n\nThe end.\n"
+    page = build.with_glossary(text)
+    assert page == "# Concepts\n\n```{glossary}\n\na\nb c\n  x `|`\n```\n\nThe end.\n"
     with pytest.raises(SystemExit, match="no table of words"):
         build.with_glossary("# Concepts\n")
 

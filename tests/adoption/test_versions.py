@@ -62,8 +62,8 @@ def test_results_are_read_and_reported(old: Path, capsys: Capsys) -> None:
     said(capsys, "report", "failed.jsonl", "-o", "page.html", "-o", "all.json")
     gates = json.loads((old / "all.json").read_text())["runs"][0]["gates"]
     assert [gate["passed"] for gate in gates] == [False]
-    told = said(capsys, "report", "a=failed.jsonl", "b=results.jsonl", "-o", "two.html")
-    assert "fixed" in told
+    output = said(capsys, "report", "a=failed.jsonl", "b=results.jsonl", "-o", "two.html")
+    assert "fixed" in output
 
 
 @pytest.mark.usefixtures("old")
@@ -155,15 +155,15 @@ def test_other_records_of_activations_are_refused(tmp_path: Path, kind: str, wor
 
 
 def test_a_newer_journal_is_not_overwritten(tmp_path: Path) -> None:
-    with Journal(tmp_path, "request") as made:
-        made.record("a", 1)
-    raised(made.path, f"journal {journal.VERSION}", "journal 9")
-    before = made.path.read_bytes()
+    with Journal(tmp_path, "request") as writer:
+        writer.record("a", 1)
+    raised(writer.path, f"journal {journal.VERSION}", "journal 9")
+    before = writer.path.read_bytes()
     with pytest.raises(
         QgateError, match="'qgate journal 9' and this qgate writes 'qgate journal 1'"
     ):
         Journal(tmp_path, "request")
-    assert made.path.read_bytes() == before
+    assert writer.path.read_bytes() == before
 
 
 # What is told of them ------------------------------------------------------------------------------

@@ -37,8 +37,8 @@ build_meta.build_sdist("../sdist")
 
 
 def called(words: list[object], folder: Path, status: int = 0) -> str:
-    known = {name: value for name, value in clean().items() if name != "PYTHONPATH"}
-    return run(words, folder, known | {"COLUMNS": "120"}, status)
+    environment = {name: value for name, value in clean().items() if name != "PYTHONPATH"}
+    return run(words, folder, environment | {"COLUMNS": "120"}, status)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path, wheel: Path) ->
     pages = {name for name in package - starter if name.endswith(PAGE_PARTS)}
     kernels = {name for name in package if name.endswith((".cu", ".cuh"))}
     assert {Path(name).parent.as_posix() for name in kernels} == {"qgate/kernels/programs"}
-    others = {name for name in package if not name.endswith(".py")}
-    assert others == DATA | starter | pages | kernels
+    data_files = {name for name in package if not name.endswith(".py")}
+    assert data_files == DATA | starter | pages | kernels
     assert {"qgate/charts/page.html.j2", "qgate/page/gate.html.j2"} <= pages
     assert not any(name.endswith(".py") for name in starter)
     (about,) = {name.split("/")[0] for name in inside - package}
@@ -90,13 +90,22 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     def told(name: str) -> str:
         return archive.read(f"pytest_qgate-0.1.0.dist-info/{name}").decode()
 
-    said = email.message_from_string(told("METADATA"))
-    assert (said["Name"], said["Requires-Python"]) == ("pytest-qgate", ">=3.11")
-    assert said["License-Expression"] == "MIT"
+    metadata = email.message_from_string(told("METADATA"))
+    assert (metadata["Name"], metadata["Requires-Python"]) == ("pytest-qgate", ">=3.11")
+    assert metadata["License-Expression"] == "MIT"
     assert {"gate", "report", "checkpoints", "dumps", "ray", "hf", "data", "s3", "all", "test", "lint",
-            "docs"} == set(said.get_all("Provides-Extra"))  # fmt: skip
-    plain = [each for each in said.get_all("Requires-Dist") if "extra ==" not in each]
-    assert [each.partition(">")[0] for each in plain] == ["torch", "numpy", "pytest", "msgspec"]
+            "docs"} == set(metadata.get_all("Provides-Extra"))  # fmt: skip
+    plain = [
+        requirement
+        for requirement in metadata.get_all("Requires-Dist")
+        if "extra ==" not in requirement
+    ]
+    assert [dependency.partition(">")[0] for dependency in plain] == [
+        "torch",
+        "numpy",
+        "pytest",
+        "msgspec",
+    ]
     entries = told("entry_points.txt").split()
     assert entries[:4] == ["[console_scripts]", "qgate", "=", "qgate.__main__:main"]
     assert entries[4:8] == ["[pytest11]", "qgate.plugin", "=", "qgate.plugin"]
@@ -134,10 +143,10 @@ def test_installed_alone_it_works(wheel: Path, tmp_path: Path) -> None:
     )
     (work / "conftest.py").write_text("import qgate\n\nprint(qgate.__file__)\n")
     small = ["-s", "--samples", "1", "--seqlen", "16", "--layers", "first"]
-    said = called([python, "-m", "pytest", "suites", *small], work)
-    assert "1 passed" in said
+    output = called([python, "-m", "pytest", "suites", *small], work)
+    assert "1 passed" in output
     refused = [python, "-m", "pytest", "suites", *small, "--model", "tiny-llama"]
     words = "the weights of tiny-llama are files of qgate's repository, and not of the installed"
     assert words in called(refused, work, status=1)
-    assert Path(said.splitlines()[0]).is_relative_to(home)
-    assert str(ROOT) not in said.replace(str(wheel), "")
+    assert Path(output.splitlines()[0]).is_relative_to(home)
+    assert str(ROOT) not in output.replace(str(wheel), "")

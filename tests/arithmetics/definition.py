@@ -47,8 +47,8 @@ def chained(
     """Return the accumulator of one chain over two rows of numbers."""
     total = Fraction(start)
     pairs = [(Fraction(x), Fraction(y)) for x, y in zip(a, b, strict=True)]
-    for place in range(0, len(pairs), group):
-        step = [(x, y) for x, y in pairs[place : place + group] if x and y]
+    for first_pair in range(0, len(pairs), group):
+        step = [(x, y) for x, y in pairs[first_pair : first_pair + group] if x and y]
         exponents = [max(exponent(x), least[0]) + max(exponent(y), least[1]) for x, y in step]
         if total:
             exponents.append(exponent(total))

@@ -62,8 +62,8 @@ class Recorder:
         inputs = inputs() if callable(inputs) else inputs
         try:
             results = compute(**{key: x.to(self.device) for key, x in inputs.items()})
-            found = results if isinstance(results, dict) else {"y": results}
-            call = inputs | {key: x.detach().cpu() for key, x in found.items()}
+            outputs = results if isinstance(results, dict) else {"y": results}
+            call = inputs | {key: x.detach().cpu() for key, x in outputs.items()}
         except Exception as error:
             first = (str(error).strip().splitlines() or [""])[0]
             self.refused.append(f"{name}: {type(error).__name__}: {first[:160]}")
@@ -77,19 +77,19 @@ def _cut(call: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
     def some(x: Tensor) -> Tensor:
         return x[torch.linspace(0, len(x) - 1, min(rows, len(x))).long()]
 
-    kept = {}
+    reduced = {}
     for key, x in call.items():
         if key == "y":
-            kept[key] = some(some(x).mT).mT.contiguous()
+            reduced[key] = some(some(x).mT).mT.contiguous()
         else:
-            kept[key] = (
+            reduced[key] = (
                 some(x.view(torch.uint8)).view(x.dtype)
                 if x.dtype in (E4M3, E5M2)
                 else some(x)
                 if x.dim()
                 else x
             )
-    return kept
+    return reduced
 
 
 def normal(

@@ -32,8 +32,8 @@ def test_fma_rounds_once() -> None:
         (-near[0], near[1], -near[2]),
     ]
     x, y, z = (
-        torch.cat([t, torch.tensor([row[place] for row in hard])])
-        for place, t in enumerate((x, y, z))
+        torch.cat([t, torch.tensor([row[column] for row in hard])])
+        for column, t in enumerate((x, y, z))
     )
     exact = [
         float(definition.float32(Fraction(a) * Fraction(b) + Fraction(c)))

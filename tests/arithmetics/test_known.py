@@ -32,7 +32,7 @@ def integers(*shape: int, seed: int = 0) -> Tensor:
 
 def test_products_are_found_by_their_dtypes() -> None:
     names = {
-        dtype: [each.name for each in products_for(dtype, dtype)]
+        dtype: [product.name for product in products_for(dtype, dtype)]
         for dtype in (FP8, torch.half, torch.float32, torch.int8)
     }
     assert names == {
@@ -123,10 +123,10 @@ def sides(dtype: torch.dtype, keys: int = 70) -> list[Tensor]:
 @pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_attention_is_the_definition_but_for_roundings(name: str, dtype: torch.dtype) -> None:
-    known, (q, k, v) = ATTENTIONS[name], sides(dtype)
+    attention, (q, k, v) = ATTENTIONS[name], sides(dtype)
     draw = torch.Generator().manual_seed(2)
-    seen = torch.rand(20, 70, generator=draw) > 0.3
-    masks = (None, seen, torch.randn(20, 70, generator=draw))
+    visible = torch.rand(20, 70, generator=draw) > 0.3
+    masks = (None, visible, torch.randn(20, 70, generator=draw))
     exact = [
         scaled_dot_product_attention(
             q.double(), k.double(), v.double(), scale=0.2,
@@ -134,47 +134,49 @@ def test_attention_is_the_definition_but_for_roundings(name: str, dtype: torch.d
         )
         for mask in masks
     ]  # fmt: skip
-    tilings = known.tilings(70)
-    for place in range(max(len(tilings), 3)):
-        tiling, case = tilings[place % len(tilings)], place % 3
-        values = known.values(q, k, v, 0.2, masks[case], dtype, *tiling)
+    tilings = attention.tilings(70)
+    for index in range(max(len(tilings), 3)):
+        tiling, case = tilings[index % len(tilings)], index % 3
+        values = attention.values(q, k, v, 0.2, masks[case], dtype, *tiling)
         assert values.dtype is torch.float32
         error = (values.double() - exact[case]).square().mean() / exact[case].square().mean()
         assert 0 < error < (6e-5 if dtype is torch.bfloat16 else 1e-6)
-    hidden = torch.zeros(20, 70).masked_fill(~seen, -torch.inf)
-    both = [known.values(q, k, v, 0.25, mask, dtype, *tilings[-1]) for mask in (seen, hidden)]
-    assert share_of_equal(*(values.to(dtype) for values in both)) > 0.99
+    hidden = torch.zeros(20, 70).masked_fill(~visible, -torch.inf)
+    outputs = [
+        attention.values(q, k, v, 0.25, mask, dtype, *tilings[-1]) for mask in (visible, hidden)
+    ]
+    assert share_of_equal(*(values.to(dtype) for values in outputs)) > 0.99
 
 
 @pytest.mark.parametrize(
     "name",
-    [name for name, known in ATTENTIONS.items() if known.has_gradients],
+    [name for name, kernel in ATTENTIONS.items() if kernel.has_gradients],
 )
 def test_a_row_that_sees_no_key_is_zero(name: str) -> None:
-    known, (q, k, v) = ATTENTIONS[name], sides(torch.float16)
+    attention, (q, k, v) = ATTENTIONS[name], sides(torch.float16)
     mask = torch.ones(20, 70, dtype=torch.bool)
     mask[3], mask[4, 32:], mask[5, :64] = False, False, False
-    for tile, descending in known.tilings(70):
-        values = known.values(q, k, v, 0.2, mask, torch.float16, tile, descending)
+    for tile, descending in attention.tilings(70):
+        values = attention.values(q, k, v, 0.2, mask, torch.float16, tile, descending)
         assert not values[:, 3].any()
         assert values.isfinite().all()
-    grads = known.gradients(q, k, v, torch.ones_like(q), 0.2, mask, torch.float16)
+    grads = attention.gradients(q, k, v, torch.ones_like(q), 0.2, mask, torch.float16)
     assert all(grad.isfinite().all() for grad in grads)
     assert not grads[0][:, 3].any()
 
 
 @pytest.mark.parametrize(
     "name",
-    [name for name, known in ATTENTIONS.items() if known.has_gradients],
+    [name for name, kernel in ATTENTIONS.items() if kernel.has_gradients],
 )
 def test_gradients_are_the_definition_but_for_roundings(name: str) -> None:
-    known, leaves = ATTENTIONS[name], sides(torch.float16)
+    attention, leaves = ATTENTIONS[name], sides(torch.float16)
     grad = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(5)).half()
     mask = torch.ones(20, 70, dtype=torch.bool).tril(30)
     exact = [x.double().requires_grad_() for x in leaves]
     scaled_dot_product_attention(*exact, mask, scale=0.2).backward(grad.double())
-    found = known.gradients(*leaves, grad, 0.2, mask, torch.float16, 32)
-    for x, leaf in zip(found, exact, strict=True):
+    gradients = attention.gradients(*leaves, grad, 0.2, mask, torch.float16, 32)
+    for x, leaf in zip(gradients, exact, strict=True):
         assert leaf.grad is not None
         assert (x - leaf.grad).square().mean() / leaf.grad.square().mean() < 1e-6
 
@@ -209,14 +211,16 @@ def test_another_device_gives_the_same_bits() -> None:
             torch.randn(4, 200, generator=torch.Generator().manual_seed(s)).mul(4).to(dtype)
             for s in (0, 1)
         )
-        here, there = (
+        cpu_values, device_values = (
             product.sums(a.to(of), b.to(of), (dtype, dtype), 2) for of in ("cpu", "sim:0")
         )
-        assert there.device.type == "sim"
-        assert share_of_equal(here, there) == 1
-    for known in ATTENTIONS.values():
-        here, there = (
-            known.values(*(x.to(of) for x in sides(torch.float16)), 0.2, None, torch.float16, 32)
+        assert device_values.device.type == "sim"
+        assert share_of_equal(cpu_values, device_values) == 1
+    for attention in ATTENTIONS.values():
+        cpu_values, device_values = (
+            attention.values(
+                *(x.to(of) for x in sides(torch.float16)), 0.2, None, torch.float16, 32
+            )
             for of in ("cpu", "sim:0")
         )
-        assert share_of_equal(here, there) == 1
+        assert share_of_equal(cpu_values, device_values) == 1

@@ -30,18 +30,18 @@ def test_every_group_is_a_file_like_those_of_the_repository(recorded: Path) -> N
     }
     assert {path.name for path in recorded.iterdir()} == on_cuda
     for path in recorded.iterdir():
-        calls, kept = calls_of(path), calls_of(FOLDER / path.name)
+        calls, stored = calls_of(path), calls_of(FOLDER / path.name)
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
         assert set(json.loads(metadata["notes"])) == set(calls)
         assert metadata["device"] == "cpu"
-        alike = set(calls) & set(kept)
+        alike = set(calls) & set(stored)
         assert alike
         for name in alike:
             if not name.startswith("sdpa"):  # gradients are recorded with the result now
-                assert set(calls[name]) == set(kept[name])
-            for key in set(calls[name]) & set(kept[name]):
-                assert calls[name][key].dtype == kept[name][key].dtype
+                assert set(calls[name]) == set(stored[name])
+            for key in set(calls[name]) & set(stored[name]):
+                assert calls[name][key].dtype == stored[name][key].dtype
 
 
 def test_results_are_those_of_the_inputs_beside_them(recorded: Path) -> None:

@@ -153,9 +153,9 @@ def attended(name: str, call: dict[str, Tensor], known: str, tile: int) -> float
 )
 def test_attention_has_the_bits_of_the_device(name: str) -> None:
     call = calls_of("attention")[name]
-    known, tile = KERNELS[name.rpartition("/")[2]]
-    assert attended(name, call, known, tile) >= LEAST[call["q"].dtype]
-    assert attended(name, call, known, 32) < 0.95
+    kernel, tile = KERNELS[name.rpartition("/")[2]]
+    assert attended(name, call, kernel, tile) >= LEAST[call["q"].dtype]
+    assert attended(name, call, kernel, 32) < 0.95
 
 
 def test_the_tensor_core_of_attention_is_seen_in_fp16() -> None:
@@ -183,8 +183,8 @@ GRADIENTS = {
     "sdpa_backward/bf16/flash": calls_of("attention")["sdpa_backward/bf16/flash"],
     **{
         group: {
-            name: RECORDED[f"{place}/{name}"]
-            for place, names in ((group[:4], ("q", "k", "v", "go")), (group, ("dq", "dk", "dv")))
+            name: RECORDED[f"{prefix}/{name}"]
+            for prefix, names in ((group[:4], ("q", "k", "v", "go")), (group, ("dq", "dk", "dv")))
             for name in names
         }
         for group in ("fp16/flash", "fp16/cudnn", "fp16/efficient", "bf16/flash", "bf16/cudnn")
@@ -196,14 +196,14 @@ GRADIENTS = {
 def test_gradients_have_the_bits_of_the_device(group: str) -> None:
     call = GRADIENTS[group]
     dtype, backend = call["q"].dtype, group.rpartition("/")[2]
-    known, tile = KERNELS[f"{backend}_attention"]
-    attention, sides = ATTENTIONS[known], [call[side] for side in ("q", "k", "v", "go")]
+    kernel, tile = KERNELS[f"{backend}_attention"]
+    attention, sides = ATTENTIONS[kernel], [call[side] for side in ("q", "k", "v", "go")]
 
     def alike(rounding: BackwardRounding) -> list[float]:
-        found = replace(attention, backward=rounding).gradients(
+        gradients = replace(attention, backward=rounding).gradients(
             *sides, sides[0].shape[-1] ** -0.5, None, dtype, tile
         )
-        pairs = zip(found, ("dq", "dk", "dv"), strict=True)
+        pairs = zip(gradients, ("dq", "dk", "dv"), strict=True)
         return [share_of_equal(x.to(dtype), call[name]) for x, name in pairs]
 
     shares = alike(attention.backward)
@@ -221,17 +221,21 @@ def test_gradients_have_the_bits_of_the_device(group: str) -> None:
 @share(4)
 @pytest.mark.parametrize("name", calls_of("cpu_attention"))
 def test_attention_of_a_cpu_has_its_bits(name: str) -> None:
-    call, known = calls_of("cpu_attention")[name], ATTENTIONS["cpu-flash"]
+    call, attention = calls_of("cpu_attention")[name], ATTENTIONS["cpu-flash"]
     dtype, mask = call["q"].dtype, CAUSAL if "causal" in name else None
     sides = [call[side] for side in "qkv"]
-    assert share_of_equal(known.values(*sides, 0.125, mask, dtype, 512).to(dtype), call["y"]) == 1
-    exact = replace(known, exponential=None).values(*sides, 0.125, mask, dtype, 512)
+    assert (
+        share_of_equal(attention.values(*sides, 0.125, mask, dtype, 512).to(dtype), call["y"]) == 1
+    )
+    exact = replace(attention, exponential=None).values(*sides, 0.125, mask, dtype, 512)
     assert share_of_equal(exact.to(dtype), call["y"]) < 0.95
-    found = known.gradients(*sides, call["go"], 0.125, mask, dtype, 512)
+    gradients = attention.gradients(*sides, call["go"], 0.125, mask, dtype, 512)
     # A few sums that cancel, such as those of a query with one key.
-    for x, key in zip(found, ("dq", "dk", "dv"), strict=True):
+    for x, key in zip(gradients, ("dq", "dk", "dv"), strict=True):
         assert share_of_equal(x.to(dtype), call[key]) > 0.985
-    at_once = super(type(known), known).gradients(*sides, call["go"], 0.125, mask, dtype, 512)
+    at_once = super(type(attention), attention).gradients(
+        *sides, call["go"], 0.125, mask, dtype, 512
+    )
     assert share_of_equal(at_once[2].to(dtype), call["dv"]) < 0.9
 
 
@@ -241,20 +245,20 @@ def test_attention_with_float16_sums_has_the_bits_of_the_interpreter(name: str) 
     q, k, v = (call[side] for side in "qkv")
     if is_paged := name.startswith("conch"):
         q, k, v = q[:, :, None], k.transpose(1, 2), v.transpose(1, 2)
-    known, other = "float16-products", "float16-running"
+    kernel, other = "float16-products", "float16-running"
     if is_paged:
-        known, other = other, known
+        kernel, other = other, kernel
     tile = 16 if is_paged else 64
 
     def alike(name: str, tile: int) -> float:
         values = ATTENTIONS[name].values(q, k, v, q.shape[-1] ** -0.5, None, FP16, tile)
         return share_of_equal(values.to(FP16).reshape(call["y"].shape), call["y"])
 
-    assert alike(known, tile) > 0.998
+    assert alike(kernel, tile) > 0.998
     assert alike(other, tile) < 0.9
     assert alike("float32-flash", tile) < 0.9
     if tile < k.shape[-2]:
-        assert alike(known, k.shape[-2]) < 0.9
+        assert alike(kernel, k.shape[-2]) < 0.9
 
 
 @pytest.mark.parametrize("name", calls_of("cpu_float32"))

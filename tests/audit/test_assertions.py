@@ -80,9 +80,9 @@ if not np.allclose(similarity, np.array(1.0), atol=atol, rtol=0):
 
 @pytest.mark.parametrize("body", FOLLOWED.values(), ids=FOLLOWED)
 def test_an_assertion_is_followed(body: str, tmp_path: Path) -> None:
-    seen = seen_in(tmp_path, body)
-    assert seen
-    for assertion in seen:
+    assertions = seen_in(tmp_path, body)
+    assert assertions
+    for assertion in assertions:
         assert assertion is not None
         assert assertion.accepts(0.98)
         assert not assertion.accepts(0.96)

@@ -268,14 +268,14 @@ def test_another_formula_than_the_name_says_is_left_out() -> None:
 
 
 def advised(rtol: float, atol: float, noise: float) -> dict[str, object]:
-    place = new_place("test_it.py", 1, "", "assert_close", "test")
+    entry = new_place("test_it.py", 1, "", "assert_close", "test")
     x, y = actual(noise), expected()
     judgment = judge_closeness(x, y, Closeness(rtol, atol), FAULTS)
     add_judgment(
-        place, judgment.accepted, judgment.refused, judgment.differences, [judgment.coarser]
+        entry, judgment.accepted, judgment.refused, judgment.differences, [judgment.coarser]
     )
-    advice = advice_for(place)
-    return {"accepts": place["accepts"], **advice}
+    advice = advice_for(entry)
+    return {"accepts": entry["accepts"], **advice}
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-7, 1e-5, 1e-4, 1e-3, 1e-2])

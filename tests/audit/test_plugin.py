@@ -176,7 +176,7 @@ def test_places_that_cannot_be_accused_are_not(audit: Audit) -> None:
     run = audit(UNACCUSED, "--audit-strict")
     run.result.assert_outcomes(passed=8)
     assert run.result.ret == 0, run.summary
-    assert [place for place in run.places if place["accepts"]] == []
+    assert [entry for entry in run.places if entry["accepts"]] == []
     assert run.record["errors"] == {}
 
 
@@ -214,8 +214,8 @@ def test_through():
     close(tensor(), tensor() + 2)
 """
     )
-    assert [place["through"] for place in run.places] == ["helpers.py:4"] * 2
-    first, second = (place["line"] for place in run.places)
+    assert [record["through"] for record in run.places] == ["helpers.py:4"] * 2
+    first, second = (entry["line"] for entry in run.places)
     assert second == first + 1
     assert f"test_it.py:{first} (through helpers.py:4): assert_close" in run.summary[1]
 
@@ -242,10 +242,10 @@ def script(x: torch.Tensor, y: torch.Tensor) -> bool:
         alone=True,
     )
     run.result.assert_outcomes(passed=1)
-    assert [place["function"] for place in run.places] == [
+    assert [entry["function"] for entry in run.places] == [
         "assert_close", "assert_allclose", "torch.allclose",
     ]  # fmt: skip
-    assert all(place["accepts"] for place in run.places)
+    assert all(record["accepts"] for record in run.places)
 
 
 NUMPY_ONLY = """
@@ -266,7 +266,7 @@ def test_numpy(seed):
 def test_a_project_without_torch_stays_without_it(audit: Audit) -> None:
     run = audit(NUMPY_ONLY, alone=True, head="")
     run.result.assert_outcomes(passed=5, failed=1)  # seed 0: a comparison that fails
-    assert [bool(place["accepts"]) for place in run.places] == [True, True]
+    assert [bool(entry["accepts"]) for entry in run.places] == [True, True]
     assert "float32" in run.places[0]["coarser"]
 
 
@@ -276,7 +276,7 @@ def test_workers_of_xdist_send_their_places(audit: Audit) -> None:
     spread = audit(NUMPY_ONLY, "-n", "2", "--audit-strict", alone=True, head="")
     spread.result.assert_outcomes(passed=5, failed=1)
     assert spread.result.ret == 1
-    assert [place["calls"] for place in spread.places] == [6, 5]
+    assert [entry["calls"] for entry in spread.places] == [6, 5]
     for one, other in zip(alone.places, spread.places, strict=True):
         assert {**one, "limits": sorted(one["limits"])} == {
             **other, "limits": sorted(other["limits"])
@@ -304,10 +304,10 @@ class TestUnit(unittest.TestCase):
 """
     )
     run.result.assert_outcomes(passed=3)
-    assert [place["function"] for place in run.places] == [
+    assert [entry["function"] for entry in run.places] == [
         "torch.allclose", "cosine_similarity", "assert_close", "assertEqual",
     ]  # fmt: skip
-    assert all("larger" in place["accepts"] for place in run.places)
+    assert all("larger" in record["accepts"] for record in run.places)
 
 
 def test_what_a_test_patches_is_as_it_was(audit: Audit) -> None:
@@ -392,7 +392,7 @@ def test_traced():
 """
     )
     run.result.assert_outcomes(passed=1)
-    assert [place["function"] for place in run.places] == ["assert_close"]
+    assert [entry["function"] for entry in run.places] == ["assert_close"]
 
 
 @share(8)
@@ -467,7 +467,7 @@ def test_the_record_follows_its_schema(audit: Audit) -> None:
     schema = {"$ref": "#/$defs/AuditRecord", "$defs": definitions}
     jsonschema.validate(run.record, schema)
     assert run.record["kind"] == "qgate.audit/1"
-    places = [(place["file"], place["line"]) for place in run.places]
+    places = [(entry["file"], entry["line"]) for entry in run.places]
     assert places == sorted(places)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(

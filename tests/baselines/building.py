@@ -58,15 +58,15 @@ def accepting(
     update: Update | None = None,
 ) -> Update:
     update = update or Update(origin)
-    for each, value in values.items():
-        update.set_accepted(mode, each, value)
+    for changed_key, value in values.items():
+        update.set_accepted(mode, changed_key, value)
     return update
 
 
 def dropping(mode: str, *keys: Key) -> Update:
     update = Update(ORIGIN)
-    for each in keys:
-        update.drop(mode, each)
+    for dropped_key in keys:
+        update.drop(mode, dropped_key)
     return update
 
 
@@ -104,13 +104,13 @@ def marks(folder: Path) -> dict[str, tuple[int, int]]:
 
 def state(store: Store) -> dict[str, Any]:
     """All that readers see, as something that can be compared."""
-    seen: dict[str, Any] = {"origin": store.origin()}
+    snapshot: dict[str, Any] = {"origin": store.origin()}
     for basis in store.bases():
         for site, tensor in store.reference(basis).items():
-            seen[f"{basis} {site}"] = (tensor.shape, tensor.rows, tensor.values.tobytes())
+            snapshot[f"{basis} {site}"] = (tensor.shape, tensor.rows, tensor.values.tobytes())
     for mode in store.modes():
-        seen[mode] = store.accepted(mode)
-    return seen
+        snapshot[mode] = store.accepted(mode)
+    return snapshot
 
 
 def large_update() -> Update:

@@ -85,32 +85,32 @@ def dying_at(step: int, work: Callable[[], object], *, half: bool = False) -> in
 @contextlib.contextmanager
 def interrupted_after(step: int) -> Iterator[list[str]]:
     """Control-C right after a step; gives the names of the steps made."""
-    made: list[str] = []
+    step_names: list[str] = []
 
     def react(name: str, _: tuple[Any, ...], call: Callable[[], Any]) -> Any:
-        made.append(name)
+        step_names.append(name)
         try:
             return call()
         finally:
-            if len(made) == step:
+            if len(step_names) == step:
                 raise KeyboardInterrupt
 
     with watching(react):
-        yield made
+        yield step_names
 
 
 @contextlib.contextmanager
 def failing_from(step: int, *, once: bool, code: int = errno.ENOSPC) -> Iterator[list[str]]:
     """From a step on (or only there) what needs room fails; gives the names of the steps made."""
-    made: list[str] = []
+    step_names: list[str] = []
 
     def react(name: str, given: tuple[Any, ...], call: Callable[[], Any]) -> Any:
-        made.append(name)
-        due = len(made) == step if once else len(made) >= step
+        step_names.append(name)
+        due = len(step_names) == step if once else len(step_names) >= step
         creates = name != "open" or (len(given) > 1 and given[1] & os.O_CREAT)
         if due and creates and name not in ("unlink", "close"):
             raise OSError(code, os.strerror(code))
         return call()
 
     with watching(react):
-        yield made
+        yield step_names

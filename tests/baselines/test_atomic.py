@@ -86,21 +86,21 @@ def accepted_marks(store: Store) -> dict[str, bytes]:
 def read_only_look(store: Store) -> object:
     """What a reader sees, who changes nothing by looking."""
     touched = marks(store.folder)
-    seen = state(store)
+    snapshot = state(store)
     assert marks(store.folder) == touched
-    return seen
+    return snapshot
 
 
 @proof
 @pytest.mark.parametrize("half", [False, True], ids=["before a step", "in the middle of a write"])
 def test_killed_at_every_step(before: Path, outcomes: tuple[object, object], half: bool) -> None:
     old, new = outcomes
-    seen = []
+    states = []
     for step in range(1, MOST_STEPS):
         store = fresh(before, str(step))
         died = killed(store, large_update(), step, half=half)
-        seen.append(new if (found := read_only_look(store)) == new else old)
-        assert found in (old, new), step
+        states.append(new if (snapshot := read_only_look(store)) == new else old)
+        assert snapshot in (old, new), step
         if not died:
             break
         assert died == -signal.SIGKILL
@@ -108,17 +108,17 @@ def test_killed_at_every_step(before: Path, outcomes: tuple[object, object], hal
         assert origin is not None
         store.commit(accepting({key(): 0.75}, "later", origin))
         assert is_clean(store), step
-        found = state(store)
-        later = found.pop("later")
+        snapshot = state(store)
+        later = snapshot.pop("later")
         assert later.values == {key(): 0.75}
-        assert found == seen[-1], step
+        assert snapshot == states[-1], step
         assert not [problem for problem in verify(store) if "other weights" not in problem]
     assert step > 30
-    assert found == new
-    switch = seen.index(new)
-    assert seen == [old] * switch + [new] * (len(seen) - switch)
+    assert snapshot == new
+    switch = states.index(new)
+    assert states == [old] * switch + [new] * (len(states) - switch)
     assert switch > 10
-    assert len(seen) - switch > 5
+    assert len(states) - switch > 5
 
 
 @proof
@@ -140,9 +140,9 @@ def test_killed_again_while_finishing_what_was_killed(
         store = Store(before.parent / "again" / str(second), "tiny")
         update = accepting({key(): 0.75}, "later", OTHER_WEIGHTS)
         died = killed(store, update, second)
-        found = dict(read_only_look(store))  # type: ignore[call-overload]
-        later = found.pop("later", None)
-        assert found == new, second
+        snapshot = dict(read_only_look(store))  # type: ignore[call-overload]
+        later = snapshot.pop("later", None)
+        assert snapshot == new, second
         assert later is None or later.values == {key(): 0.75}
         if not died:
             break
@@ -153,19 +153,19 @@ def test_killed_again_while_finishing_what_was_killed(
 
 @proof
 def test_the_first_recording_killed_at_every_step(tmp_path: Path) -> None:
-    seen = []
+    existence = []
     for step in range(1, MOST_STEPS):
         store = Store(tmp_path / str(step) / "root", "tiny")
         died = killed(store, recording(), step)
-        seen.append(store.exists())
+        existence.append(store.exists())
         assert store.exists() == (store.origin() == ORIGIN)
         if not died:
             break
         store.commit(recording(seed=2))
         assert (store.reference("plain")["layers.0:output"].values).any()
         assert is_clean(store)
-    assert seen == sorted(seen)
-    assert seen[-1]
+    assert existence == sorted(existence)
+    assert existence[-1]
 
 
 @share(2)
@@ -174,54 +174,54 @@ def test_a_full_disk_at_every_step(
     before: Path, outcomes: tuple[object, object], once: bool
 ) -> None:
     old, new = outcomes
-    seen = []
+    finished = []
     for step in range(1, MOST_STEPS):
         store = fresh(before, str(step))
-        with failing_from(step, once=once) as made:
+        with failing_from(step, once=once) as step_names:
             try:
                 store.commit(large_update())
                 message = ""
             except QgateError as error:
                 message = str(error)
-        found = read_only_look(store)
-        seen.append(found == new)
-        assert found in (old, new), step
+        snapshot = read_only_look(store)
+        finished.append(snapshot == new)
+        assert snapshot in (old, new), step
         if message:
             assert "No space left on device" in message
-            assert ("They are as they were" in message) == (found == old), (step, message)
-            assert ("is recorded and counts" in message) == (found == new), (step, message)
-            assert found == new or is_clean(store), step
+            assert ("They are as they were" in message) == (snapshot == old), (step, message)
+            assert ("is recorded and counts" in message) == (snapshot == new), (step, message)
+            assert snapshot == new or is_clean(store), step
         else:
-            assert found == new
+            assert snapshot == new
         store.commit(large_update())
         store.commit(accepting({key(): 1.0}, "later", OTHER_WEIGHTS))
         assert is_clean(store)
-        if step > len(made):
+        if step > len(step_names):
             break
-    assert not seen[0]
-    assert seen[-1]
-    assert seen.count(False) > 5
-    assert once or seen == sorted(seen)
+    assert not finished[0]
+    assert finished[-1]
+    assert finished.count(False) > 5
+    assert once or finished == sorted(finished)
 
 
 def test_interrupted_after_every_step(before: Path, outcomes: tuple[object, object]) -> None:
     old, new = outcomes
-    seen = []
+    finished = []
     for step in range(1, MOST_STEPS):
         store = fresh(before, str(step))
-        with interrupted_after(step) as made:
+        with interrupted_after(step) as step_names:
             with contextlib.suppress(KeyboardInterrupt):
                 store.commit(large_update())
-            ended_early = len(made) >= step
-        seen.append(read_only_look(store) == new)
-        assert seen[-1] or read_only_look(store) == old, step
+            ended_early = len(step_names) >= step
+        finished.append(read_only_look(store) == new)
+        assert finished[-1] or read_only_look(store) == old, step
         store.commit(accepting({key(): 1.0}, "later", store.origin() or ORIGIN), timeout_s=5)
         assert is_clean(store), step
         if not ended_early:
             break
-    assert seen == sorted(seen)
-    assert not seen[0]
-    assert seen[-1]
+    assert finished == sorted(finished)
+    assert not finished[0]
+    assert finished[-1]
 
 
 def test_what_waits_for_the_disk(before: Path) -> None:
@@ -245,17 +245,17 @@ def test_what_waits_for_the_disk(before: Path) -> None:
         store.commit(large_update())
     update = story.index(("replace", UPDATE))
     staged = f".{UPDATE}.new"
-    assert {name for what, name in story[:update] if what == "write"} - {LOCK} == {staged}
+    assert {name for call_name, name in story[:update] if call_name == "write"} - {LOCK} == {staged}
     assert story.index(("fsync", staged)) > story.index(("write", staged))
     assert ("fsync", "tiny") in story[:update]
     gone = story.index(("unlink", UPDATE))
-    moved = [i for i, (what, _) in enumerate(story) if what == "replace" and update < i < gone]
+    moved = [i for i, (action, _) in enumerate(story) if action == "replace" and update < i < gone]
     assert len(moved) == 4
     assert story[moved[-1]] == ("replace", "manifest.json")
     assert ("fsync", "tiny") in story[update : moved[0]]
-    for place in moved:
-        written = f".{story[place][1]}.new"
-        assert story[:place].count(("fsync", written)) == 1
+    for index in moved:
+        written = f".{story[index][1]}.new"
+        assert story[:index].count(("fsync", written)) == 1
         assert story.index(("fsync", written)) > story.index(("write", written))
     for folder in ("tiny", "accepted"):
         assert ("fsync", folder) in story[moved[-1] : gone]
@@ -272,9 +272,9 @@ def test_a_new_folder_is_on_the_disk_before_it_counts(tmp_path: Path) -> None:
     with watching(react):
         recorded(tmp_path / "root")
     for parent, folder in (("root", "tiny"), ("tiny", "accepted")):
-        made = story.index(f"mkdir {folder}")
-        assert story[made + 1] == f"open {parent}"
-        assert made < story.index(f"replace {UPDATE}")
+        mkdir_step = story.index(f"mkdir {folder}")
+        assert story[mkdir_step + 1] == f"open {parent}"
+        assert mkdir_step < story.index(f"replace {UPDATE}")
 
 
 @pytest.mark.usefixtures("waiting")
@@ -361,11 +361,11 @@ def test_two_writers_lose_nothing(before: Path) -> None:
 
     children = [started(writer(name)) for name in "abc"]
     assert [ended(child) for child in children] == [0, 0, 0]
-    found = store.accepted("2-1")
-    assert found is not None
+    accepted = store.accepted("2-1")
+    assert accepted is not None
     expected = {key(f"{n}.{i}"): i + 0.5 for n in "abc" for i in range(rounds)}
-    assert {k: v for k, v in found.values.items() if k in expected} == expected
-    assert len(found.values) == 12 + 3 * rounds
+    assert {k: v for k, v in accepted.values.items() if k in expected} == expected
+    assert len(accepted.values) == 12 + 3 * rounds
     assert is_clean(store)
 
 
@@ -393,14 +393,14 @@ def test_a_reader_beside_a_writer_sees_whole_states(before: Path) -> None:
             store.commit(all_of(number))
 
     child = started(write)
-    seen: list[float] = []
+    readings: list[float] = []
     try:
-        while len(seen) < 40 or {*seen} != {1.0, 2.0}:
-            assert len(seen) < 100_000, "the writer changes nothing"
+        while len(readings) < 40 or {*readings} != {1.0, 2.0}:
+            assert len(readings) < 100_000, "the writer changes nothing"
             for basis in ("plain", "rotated"):
-                found = set(store.reference(basis)["s"].values.ravel().tolist())
-                assert len(found) == 1
-                seen += found
+                stored_values = set(store.reference(basis)["s"].values.ravel().tolist())
+                assert len(stored_values) == 1
+                readings += stored_values
             for mode in ("2-1", "2-4"):
                 accepted = store.accepted(mode)
                 assert accepted is not None
@@ -451,20 +451,20 @@ def test_a_lock_file_that_was_removed_locks_nothing(
     store = fresh(before, "removed")
     path = store.folder / LOCK
     real = fcntl.flock
-    others: list[int] = []
+    descriptors: list[int] = []
 
     def overtaken(handle: int, how: int) -> None:
-        if not others:
+        if not descriptors:
             path.unlink()
-            others.append(os.open(path, os.O_RDWR | os.O_CREAT))
-            real(others[0], how)
+            descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT))
+            real(descriptors[0], how)
         real(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", overtaken)
     with pytest.raises(QgateError, match="updated by another process"), store.files.changing(0):
         raise AssertionError("two hold the lock")
-    assert len(others) == 1
-    os.close(others[0])
+    assert len(descriptors) == 1
+    os.close(descriptors[0])
     with store.files.changing(0):
         assert path.exists()
 

@@ -25,21 +25,25 @@ CANDIDATE = Candidate(ORIGIN, "2-1", "suites/test_x.py::test_a[2-1]", {key(): 0.
 def test_a_candidate_comes_back(
     tmp_path_factory: pytest.TempPathFactory, values: dict[Key, float]
 ) -> None:
-    made = replace(CANDIDATE, values=values, barred={min(values): "is too large"}, calibrated=False)
-    path = write_candidate(tmp_path_factory.mktemp("out") / "candidates", made)
-    found = read_candidates(path.parent)
-    assert [(c.path, c.barred, c.calibrated) for c in found] == [(path, made.barred, False)]
-    assert [*map(repr, found[0].values.items())] == [*map(repr, values.items())]
+    candidate = replace(
+        CANDIDATE, values=values, barred={min(values): "is too large"}, calibrated=False
+    )
+    path = write_candidate(tmp_path_factory.mktemp("out") / "candidates", candidate)
+    candidates = read_candidates(path.parent)
+    assert [(c.path, c.barred, c.calibrated) for c in candidates] == [
+        (path, candidate.barred, False)
+    ]
+    assert [*map(repr, candidates[0].values.items())] == [*map(repr, values.items())]
     json.loads(path.read_bytes(), parse_constant=lambda name: pytest.fail(name))
 
 
 def test_one_file_per_test_mode_and_model(tmp_path: Path) -> None:
-    others = [
+    variants = [
         replace(CANDIDATE, mode="2-4"),
         replace(CANDIDATE, source="suites/test_x.py::test_b[2-1]"),
         replace(CANDIDATE, origin=replace(ORIGIN, model="large")),
     ]
-    paths = [write_candidate(tmp_path, made) for made in (CANDIDATE, *others)]
+    paths = [write_candidate(tmp_path, candidate) for candidate in (CANDIDATE, *variants)]
     assert len(set(paths)) == 4
     assert write_candidate(tmp_path, replace(CANDIDATE, values={key(): 2.0})) == paths[0]
     assert len(read_candidates(tmp_path)) == 4
@@ -53,12 +57,12 @@ def test_candidates_become_an_update(tmp_path: Path) -> None:
     update, refused = update_of(ORIGIN, [cuda, free, replace(cuda, source="the same again")])
     assert refused == []
     store.commit(update)
-    first, found = store.accepted_on("2-1", "cuda").values()
+    first, accepted = store.accepted_on("2-1", "cuda").values()
     other = store.accepted("mxfp4")
     assert other is not None
     assert (first.device, first.values[key()], len(first.values)) == ("cpu", 0.0001, 12)
-    assert found.values == {key(): 0.125}
-    assert (found.device, found.calibration) == ("cuda", ORIGIN.calibration)
+    assert accepted.values == {key(): 0.125}
+    assert (accepted.device, accepted.calibration) == ("cuda", ORIGIN.calibration)
     assert (other.device, other.calibration) == ("cuda", None)
     assert store.origin() == ORIGIN
 
@@ -102,12 +106,12 @@ def test_candidates_of_two_devices_are_not_mixed() -> None:
 
 
 def test_a_text_is_proposed_and_accepted(tmp_path: Path) -> None:
-    told = Key("layer_outputs", "x:input", "local", "quantizer")
-    write_candidate(tmp_path, replace(CANDIDATE, values={told: "nan per 32, floor"}))
-    (found,) = read_candidates(tmp_path)
-    assert found.values == {told: "nan per 32, floor"}
-    update, refused = update_of(ORIGIN, [found])
-    assert (update.values, refused) == ({"2-1": found.values}, [])
+    text_key = Key("layer_outputs", "x:input", "local", "quantizer")
+    write_candidate(tmp_path, replace(CANDIDATE, values={text_key: "nan per 32, floor"}))
+    (candidate,) = read_candidates(tmp_path)
+    assert candidate.values == {text_key: "nan per 32, floor"}
+    update, refused = update_of(ORIGIN, [candidate])
+    assert (update.values, refused) == ({"2-1": candidate.values}, [])
 
 
 def test_one_of_the_version_before_is_refused_by_name(tmp_path: Path) -> None:

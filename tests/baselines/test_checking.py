@@ -96,8 +96,8 @@ def test_a_problem_is_found_and_named(tmp_path: Path, name: str) -> None:
     before = contents(store.folder)
     problems = verify(store)
     assert len(problems) == len(words), problems
-    for each in words:
-        assert any(each in problem for problem in problems), problems
+    for word in words:
+        assert any(word in problem for problem in problems), problems
     assert contents(store.folder) == before
 
 
@@ -133,7 +133,9 @@ def test_dropped_errors_leave_stale_ones_stale(tmp_path: Path) -> None:
     store.commit(recording(OTHER_WEIGHTS, seed=1))
     before = store.accepted("2-1")
     assert before is not None
-    store.commit(dropping("2-1", *(each for each in before.values if each != key())))
+    store.commit(
+        dropping("2-1", *(dropped_key for dropped_key in before.values if dropped_key != key()))
+    )
     after = store.accepted("2-1")
     assert after is not None
     assert (after.weights, after.values) == (ORIGIN.weights, {key(): 1e-4})

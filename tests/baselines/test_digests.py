@@ -104,9 +104,9 @@ def test_lines_that_git_merges_from_two_branches_are_valid(tmp_path: Path, devic
         (tmp_path / name).write_bytes(file.to_bytes())
     merge = ["git", "merge-file", "-p", "ours", "base", "theirs"]
     merged = subprocess.run(merge, cwd=tmp_path, capture_output=True, check=True).stdout
-    found = read_accepted(merged, "f")
-    assert found == replace(base, values=ours.values | {new: 0.7}, device=device)
-    assert found.to_bytes() == merged
+    merged_errors = read_accepted(merged, "f")
+    assert merged_errors == replace(base, values=ours.values | {new: 0.7}, device=device)
+    assert merged_errors.to_bytes() == merged
 
 
 def test_branches_that_git_merges_verify(tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ OWN = {key(): 3.0, key("layers.10:output"): 4.0}
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """Twelve errors of the CPU, two of CUDA beside them."""
-    made = recorded(tmp_path)
-    made.commit(accepting(OWN, origin=CUDA))
-    return made
+    recorded_store = recorded(tmp_path)
+    recorded_store.commit(accepting(OWN, origin=CUDA))
+    return recorded_store
 
 
 def cuda_file(store: Store) -> Accepted:
@@ -191,8 +191,8 @@ def test_lines_that_git_merges_from_two_branches_are_valid(store: Store, tmp_pat
         (tmp_path / name).write_bytes(file.to_bytes())
     merge = ["git", "merge-file", "-p", "ours", "base", "theirs"]
     merged = subprocess.run(merge, cwd=tmp_path, capture_output=True, check=True).stdout
-    found = read_accepted(merged, "f")
-    assert found == replace(theirs, values=ours.values | theirs.values)
+    merged_errors = read_accepted(merged, "f")
+    assert merged_errors == replace(theirs, values=ours.values | theirs.values)
     assert inspect_accepted(merged, "f")[1] == []
 
 

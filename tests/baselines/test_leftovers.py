@@ -64,10 +64,10 @@ def test_the_same_again_at_every_step(tmp_path: Path, verb: str) -> None:
 def test_without_leftovers_nothing_is_written(tmp_path: Path) -> None:
     store = recorded(tmp_path)
     before = marks(store.folder)
-    with failing_from(1, once=False) as made:
+    with failing_from(1, once=False) as step_names:
         assert store.commit(accepting({key(): store.accepted("2-1").values[key()]})) == []  # type: ignore[union-attr]
         assert store.tidy() == []
-    assert made == []
+    assert step_names == []
     assert marks(store.folder) == before
 
 

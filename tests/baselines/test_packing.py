@@ -26,7 +26,7 @@ def plain(data: object) -> bool:
     if isinstance(data, dict):
         return all(isinstance(k, str) and plain(v) for k, v in data.items())
     if isinstance(data, list):
-        return all(plain(each) for each in data)
+        return all(plain(item) for item in data)
     return data is None or type(data) in (str, int, float, bool, bytes)
 
 
@@ -37,8 +37,8 @@ def test_what_arrives_is_what_left(tmp_path: Path) -> None:
     for store, update in zip(stores, (whole(), unpack(packed)), strict=True):
         assert store.commit(update)
     assert contents(stores[0].folder) == contents(stores[1].folder)
-    again = unpack(json.loads(json.dumps({**packed, "references": []})))
-    assert (again.values, again.drops, again.uncalibrated, again.origin) == (
+    unpacked = unpack(json.loads(json.dumps({**packed, "references": []})))
+    assert (unpacked.values, unpacked.drops, unpacked.uncalibrated, unpacked.origin) == (
         whole().values, whole().drops, whole().uncalibrated, ORIGIN
     )  # fmt: skip
 
@@ -64,17 +64,17 @@ def test_parts_of_a_run_become_one(tmp_path: Path) -> None:
     for store, order in zip(stores, (parts, parts[::-1]), strict=True):
         store.commit(joined(unpack(pack(part)) for part in order))
     assert contents(stores[0].folder) == contents(stores[1].folder)
-    found = stores[0].accepted("2-1")
-    assert found is not None
-    assert found.values == {key("a"): 1.0, key("b"): 2.0}
+    accepted = stores[0].accepted("2-1")
+    assert accepted is not None
+    assert accepted.values == {key("a"): 1.0, key("b"): 2.0}
 
 
 def test_an_error_measured_by_one_part_is_not_dropped_by_another() -> None:
     dropping = Update(ORIGIN)
     dropping.drop("2-1", key())
     for order in ([dropping, accepting({key(): 1.0})], [accepting({key(): 1.0}), dropping]):
-        made = joined(unpack(pack(each)) for each in order)
-        assert made.values["2-1"] == {key(): 1.0}
+        merged = joined(unpack(pack(part)) for part in order)
+        assert merged.values["2-1"] == {key(): 1.0}
 
 
 @pytest.mark.parametrize("origin", [OTHER_WEIGHTS, replace(ORIGIN, calibration=None)])

@@ -32,22 +32,22 @@ def entries(made: Accepted) -> list[str]:
 
 @pytest.mark.parametrize("count", [2, 12, 1200])
 def test_samples_are_one_line_beside_that_of_the_mean(count: int) -> None:
-    made = of_samples(count)
-    mean, samples = entries(made)
+    errors = of_samples(count)
+    mean, samples = entries(errors)
     assert mean.split()[3] == "bits_per_byte"
     assert samples.split()[3] == "bits_per_byte@samples"
     assert len(samples.split()[4].split(",")) == count
-    assert read_accepted(made.to_bytes(), "f") == made
+    assert read_accepted(errors.to_bytes(), "f") == errors
 
 
 def test_one_sample_and_samples_with_a_gap_have_lines_of_their_own() -> None:
     assert [line.split()[3] for line in entries(of_samples(1))] == [
         "bits_per_byte", "bits_per_byte@sample_0",
     ]  # fmt: skip
-    made = of_samples(4)
-    del made.values[key("bits_per_byte@sample_2")]
-    assert len(entries(made)) == 4
-    assert read_accepted(made.to_bytes(), "f") == made
+    errors = of_samples(4)
+    del errors.values[key("bits_per_byte@sample_2")]
+    assert len(entries(errors)) == 4
+    assert read_accepted(errors.to_bytes(), "f") == errors
 
 
 def test_a_line_of_samples_is_valid(tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_an_edited_line_of_samples_is_an_error(old: str, new: str, words: str) -
 
 
 def test_a_sample_is_there_once() -> None:
-    made = of_samples(3)
+    errors = of_samples(3)
     with_a_gap = of_samples(3)
     del with_a_gap.values[key("bits_per_byte@sample_0")]
     line = next(x for x in entries(with_a_gap) if "sample_1 " in x)
-    problems = inspect_accepted(made.to_bytes() + f"{line}\n".encode(), "f")[1]
+    problems = inspect_accepted(errors.to_bytes() + f"{line}\n".encode(), "f")[1]
     assert any("bits_per_byte@sample_1 is there twice" in problem for problem in problems)

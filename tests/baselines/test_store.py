@@ -52,12 +52,12 @@ def test_a_baseline_comes_back(tmp_path: Path) -> None:
     assert store.origin() == origin
     assert store.modes() == ["my mode"]
     assert store.bases() == ["plain"]
-    found = store.reference("plain")
-    assert list(found) == ["layers.0:output", "layers.1:output"]
+    reference = store.reference("plain")
+    assert list(reference) == ["layers.0:output", "layers.1:output"]
     for site, tensor in tensors().items():
-        assert found[site].rows == tensor.rows == BaselineRows(3, 8, 12)
-        assert found[site].shape == (2, 6, 4)
-        assert np.array_equal(found[site].values, tensor.values)
+        assert reference[site].rows == tensor.rows == BaselineRows(3, 8, 12)
+        assert reference[site].shape == (2, 6, 4)
+        assert np.array_equal(reference[site].values, tensor.values)
     accepted = store.accepted("my mode")
     assert accepted is not None
     assert accepted.values == {key(): 0.25}
@@ -87,8 +87,8 @@ def test_the_folder_holds_what_was_asked_for_and_nothing_else(tmp_path: Path) ->
 def test_whole_tensors_of_any_shape_come_back(tmp_path: Path) -> None:
     shapes: list[tuple[int, ...]] = [(), (3,), (2, 3), (2, 1, 3, 2)]
     update = Update(ORIGIN)
-    made = {f"s{i}": ReferenceTensor.of(np.full(s, i, np.float32)) for i, s in enumerate(shapes)}
-    update.set_reference("plain", made)
+    by_site = {f"s{i}": ReferenceTensor.of(np.full(s, i, np.float32)) for i, s in enumerate(shapes)}
+    update.set_reference("plain", by_site)
     store = Store(tmp_path, "tiny")
     store.commit(update)
     assert [t.values.shape for t in store.reference("plain").values()] == shapes
@@ -112,9 +112,9 @@ def test_any_key_and_mode_is_stored(
 ) -> None:
     store = Store(tmp_path_factory.mktemp("root"), "tiny")
     store.commit(accepting({k: np.float32(v) for k, v in values.items()}, mode, update=recording()))  # type: ignore[misc]
-    found = store.accepted(mode)
-    assert found is not None
-    assert found.values == values
+    accepted = store.accepted(mode)
+    assert accepted is not None
+    assert accepted.values == values
     assert store.modes() == [mode]
 
 
@@ -171,11 +171,11 @@ def test_the_last_call_for_a_key_counts(tmp_path: Path) -> None:
     update.drop("2-1", key("layers.1:output"))
     update.set_accepted("2-1", key(), 8.0)
     store.commit(update)
-    found = store.accepted("2-1")
-    assert found is not None
-    assert found.values[key()] == 8.0
-    assert key("layers.1:output") not in found.values
-    assert len(found.values) == 11
+    accepted = store.accepted("2-1")
+    assert accepted is not None
+    assert accepted.values[key()] == 8.0
+    assert key("layers.1:output") not in accepted.values
+    assert len(accepted.values) == 11
 
 
 # Other weights, inputs, calibration, devices ---------------------------------------------------
@@ -196,10 +196,10 @@ def test_other_weights_make_other_modes_stale_and_drop_other_bases(tmp_path: Pat
     assert fresh.stale(OTHER_WEIGHTS) == []
     assert len(stale.stale(OTHER_WEIGHTS)) == 1
     assert contents(store.folder)["accepted/2-4.txt"] == before["accepted/2-4.txt"]
-    told = {change.entry: (change.old, change.new) for change in changes}
-    assert told["weights"] == (ORIGIN.weights, OTHER_WEIGHTS.weights)
-    assert told["rotated layers.0:output"][1] is None
-    assert told[str(key("layers.5:output"))][1] is None
+    changed = {change.entry: (change.old, change.new) for change in changes}
+    assert changed["weights"] == (ORIGIN.weights, OTHER_WEIGHTS.weights)
+    assert changed["rotated layers.0:output"][1] is None
+    assert changed[str(key("layers.5:output"))][1] is None
 
 
 @pytest.mark.parametrize("field", ["weights", "inputs", "samples", "seqlen"])
@@ -228,11 +228,13 @@ def test_another_calibration_makes_calibrated_modes_stale(tmp_path: Path) -> Non
     now = replace(ORIGIN, calibration="beef" * 16)
     store.commit(accepting({key(): 3.0}, origin=now))
     assert store.origin() == now
-    stale = {mode: found.stale(now) for mode in store.modes() if (found := store.accepted(mode))}
+    stale = {
+        mode: accepted.stale(now) for mode in store.modes() if (accepted := store.accepted(mode))
+    }
     assert {mode: len(sentences) for mode, sentences in stale.items()} == {"2-1": 0, "2-4": 1, "mxfp4": 0}  # fmt: skip
-    found = store.accepted("2-1")
-    assert found is not None
-    assert found.values == {key(): 3.0}
+    accepted = store.accepted("2-1")
+    assert accepted is not None
+    assert accepted.values == {key(): 3.0}
 
 
 def test_a_run_without_a_calibration_keeps_the_recorded_one(tmp_path: Path) -> None:
@@ -251,9 +253,9 @@ def test_the_attributes_in_the_docs_keep_references_alone_with_git_lfs(tmp_path:
     recorded(tmp_path / "baselines")
     names = contents(tmp_path / "baselines")
     for name in names:
-        asked = ["git", "check-attr", "filter", "--", f"baselines/{name}"]
-        kept = run(asked, tmp_path).strip().endswith("filter: lfs")
-        assert kept == name.startswith("tiny/reference-"), name
+        command = ["git", "check-attr", "filter", "--", f"baselines/{name}"]
+        in_lfs = run(command, tmp_path).strip().endswith("filter: lfs")
+        assert in_lfs == name.startswith("tiny/reference-"), name
     assert sum(name.startswith("tiny/reference-") for name in names) == 2
 
 
@@ -270,9 +272,9 @@ def test_values_of_two_arithmetics_of_a_kind_are_called_mixed(tmp_path: Path) ->
     other = replace(ORIGIN, device="cpu-avx2")
 
     def device() -> str:
-        found = store.accepted("2-1")
-        assert found is not None
-        return found.device
+        accepted = store.accepted("2-1")
+        assert accepted is not None
+        return accepted.device
 
     store.commit(accepting({key(): 3.0}, origin=other))
     assert device() == "cpu-mixed"
@@ -389,9 +391,9 @@ def test_models_and_modes_whose_names_are_alike_stay_apart(tmp_path: Path) -> No
     for number, name in enumerate(names, 1):
         assert Store(tmp_path, name).modes() == sorted(names)
         for mode in names:
-            found = Store(tmp_path, name).accepted(mode)
-            assert found is not None
-            assert found.values == {key(): float(number)}
+            accepted = Store(tmp_path, name).accepted(mode)
+            assert accepted is not None
+            assert accepted.values == {key(): float(number)}
 
 
 def test_a_copied_folder_or_file_is_not_taken_for_another(tmp_path: Path) -> None:
@@ -462,13 +464,13 @@ def test_a_missing_reference_is_an_error_and_recorded_again(tmp_path: Path) -> N
 def edited(*path: Any, to: Any) -> Callable[[bytes], bytes]:
     def apply(data: bytes) -> bytes:
         record = json.loads(data)
-        place = record
+        node = record
         for step in path[:-1]:
-            place = place[step]
+            node = node[step]
         if to is ...:
-            del place[path[-1]]
+            del node[path[-1]]
         else:
-            place[path[-1]] = to
+            node[path[-1]] = to
         return json.dumps(record).encode()
 
     return apply
@@ -536,10 +538,10 @@ def test_a_malformed_mode_does_not_hinder_another_one(tmp_path: Path) -> None:
 def test_a_tensor_is_one_line_of_the_manifest(tmp_path: Path) -> None:
     store = recorded(tmp_path)
     before = (store.folder / "manifest.json").read_text().splitlines()
-    made = tensors()
-    made["layers.1:output"] = tensors(9)["layers.1:output"]
+    by_site = tensors()
+    by_site["layers.1:output"] = tensors(9)["layers.1:output"]
     update = Update(ORIGIN)
-    update.set_reference("plain", made)
+    update.set_reference("plain", by_site)
     assert [change.entry for change in store.commit(update)] == ["plain layers.1:output"]
     after = (store.folder / "manifest.json").read_text().splitlines()
     assert sum(a != b for a, b in zip(before, after, strict=True)) == 2, "the tensor and the digest"

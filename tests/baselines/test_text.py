@@ -32,11 +32,11 @@ def lines(made: Accepted) -> list[str]:
 
 @given(st.dictionaries(KEYS, FLOATS, min_size=1, max_size=6), TEXT.filter(bool), TEXT.filter(bool))
 def test_every_key_and_value_comes_back(values: dict[Key, float], model: str, mode: str) -> None:
-    made = replace(BASE, model=model, mode=mode, values=values)
-    found = read_accepted(made.to_bytes(), "f")
-    assert found == made
-    assert [*map(repr, found.values.values())] == [repr(values[key]) for key in found.values]
-    assert found.to_bytes() == made.to_bytes()
+    errors = replace(BASE, model=model, mode=mode, values=values)
+    reread = read_accepted(errors.to_bytes(), "f")
+    assert reread == errors
+    assert [*map(repr, reread.values.values())] == [repr(values[key]) for key in reread.values]
+    assert reread.to_bytes() == errors.to_bytes()
 
 
 @given(st.dictionaries(KEYS, FLOATS, min_size=2, max_size=6), st.data())
@@ -58,8 +58,8 @@ TOLD = Key("s", "x:input", "local", "quantizer")
 
 @given(st.text(min_size=1, max_size=30))
 def test_a_text_comes_back_where_the_metric_is_one(text: str) -> None:
-    made = replace(BASE, values={TOLD: text, Key("s", "x", "local", "m"): 0.5})
-    assert read_accepted(made.to_bytes(), "f") == made
+    errors = replace(BASE, values={TOLD: text, Key("s", "x", "local", "m"): 0.5})
+    assert read_accepted(errors.to_bytes(), "f") == errors
 
 
 def test_a_text_is_no_value_of_a_number() -> None:
@@ -150,9 +150,9 @@ def test_a_word_is_one_word_and_comes_back(text: str) -> None:
 
 @given(st.lists(TEXT | st.sampled_from(["hf:a/b", "hf-a/b", "A", "a"]), unique=True, min_size=2))
 def test_file_names_are_safe_and_nobody_shares_one(names: list[str]) -> None:
-    made = [safe_name(name) for name in names]
-    assert len({name.lower() for name in made}) == len(names)
-    for name in made:
+    file_names = [safe_name(name) for name in names]
+    assert len({name.lower() for name in file_names}) == len(names)
+    for name in file_names:
         assert Path(name).name == name
         assert name.isascii()
         assert not name.startswith(".")
@@ -176,11 +176,11 @@ def test_other_names_get_a_hash(name: str) -> None:
 def test_stale_says_which_hash() -> None:
     from tests.baselines.building import ORIGIN, OTHER_WEIGHTS
 
-    made = replace(
+    errors = replace(
         BASE, weights=ORIGIN.weights, inputs=ORIGIN.inputs, calibration=ORIGIN.calibration
     )
-    assert made.stale(ORIGIN) == []
-    weights = made.stale(OTHER_WEIGHTS)[0]
+    assert errors.stale(ORIGIN) == []
+    weights = errors.stale(OTHER_WEIGHTS)[0]
     assert "with other weights than those of the baseline (3fa23fa23fa2…" in weights
-    assert "other calibration" in made.stale(replace(ORIGIN, calibration=None))[0]
-    assert replace(made, calibration=None).stale(replace(ORIGIN, calibration="x")) == []
+    assert "other calibration" in errors.stale(replace(ORIGIN, calibration=None))[0]
+    assert replace(errors, calibration=None).stale(replace(ORIGIN, calibration="x")) == []

@@ -73,29 +73,31 @@ def main() -> int:
     def say(text: str) -> None:
         print(f"{time.monotonic() - begun:7.1f} s  {text}", file=sys.stderr, flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="campaign-") as made:
-        home = args.home or Path(made)
+    with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
+        home = args.home or Path(folder)
         home.mkdir(parents=True, exist_ok=True)
         temporary(home)
         with small_disk(home / "disk", args.campaign in _ON_A_DISK) as disk:
             tallies = module.campaign(
                 Benches(home, args.seed, disk, args.first), names, args.count, say
             )
-    kinds = list(dict.fromkeys(kind for each in tallies for kind in each.seen))
-    rows = [[each.name, each.cases, *(each.seen[k] for k in kinds)] for each in tallies]
+    kinds = list(dict.fromkeys(kind for seen_tally in tallies for kind in seen_tally.seen))
+    rows = [[tally.name, tally.cases, *(tally.seen[k] for k in kinds)] for tally in tallies]
     rows.append(["all", *(sum(column) for column in zip(*(row[1:] for row in rows), strict=True))])
     print(tabulate(rows, headers=["scenario", "cases", *kinds]))
-    failures = [f"{each.name}: {text}" for each in tallies for text in each.failures]
+    failures = [
+        f"{failed_tally.name}: {text}" for failed_tally in tallies for text in failed_tally.failures
+    ]
     for text in failures[:40]:
         print(text)
     print(f"{sum(e.cases for e in tallies)} cases, {len(failures)} failed, seed {args.seed}, "
           f"{time.monotonic() - begun:.0f} s")  # fmt: skip
     if args.json:
-        told = [
+        summaries = [
             {"name": t.name, "cases": t.cases, "seen": t.seen, "failures": t.failures}
             for t in tallies
         ]
-        args.json.write_text(json.dumps(told, indent=1))
+        args.json.write_text(json.dumps(summaries, indent=1))
     return bool(failures)
 
 

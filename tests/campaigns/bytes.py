@@ -160,15 +160,15 @@ def changed_bytes(name: str, home: Path, count: int, seed: int) -> Tally:
         data = path.read_bytes()
         at = draw.randrange(len(data))
         # Any other byte, or one that a text may have there.
-        others = range(256) if draw.random() < 0.5 else b"0123456789abcdefxyz -."
-        other = draw.choice([byte for byte in others if byte != data[at]])
+        alphabet = range(256) if draw.random() < 0.5 else b"0123456789abcdefxyz -."
+        other = draw.choice([byte for byte in alphabet if byte != data[at]])
         path.write_bytes(data[:at] + bytes([other]) + data[at + 1 :])
-        seen = outcome(kind, home, before)
+        verdict = outcome(kind, home, before)
         tally.cases += 1
-        tally.seen[seen] += 1
-        if seen not in ("found", "harmless"):
+        tally.seen[verdict] += 1
+        if verdict not in ("found", "harmless"):
             around = data[max(0, at - 30) : at + 30]
-            tally.failures.append(f"byte {at} of {path.name} to {other}: {seen}, in {around!r}")
+            tally.failures.append(f"byte {at} of {path.name} to {other}: {verdict}, in {around!r}")
         path.write_bytes(data)
     shutil.rmtree(home)
     return tally

@@ -42,9 +42,9 @@ class Bench:
         self.seconds = 0.0
         self.steps: list[str] = []
         self.case.mkdir(parents=True)
-        made = warmed(scenario.prepare, self.case)
-        if made.status:
-            raise AssertionError(f"{scenario.name} cannot be prepared: {made.said}")
+        prepared = warmed(scenario.prepare, self.case)
+        if prepared.status:
+            raise AssertionError(f"{scenario.name} cannot be prepared: {prepared.said}")
         shutil.copytree(self.case, self._before, symlinks=True)
         self.old = tree(self.case)
 
@@ -61,18 +61,18 @@ class Bench:
         With it come the seconds that a run takes, and its steps.
         """
         verb, listed = self.scenario.verb, self.home / "steps"
-        found = []
+        trees = []
         for run in (warmed, lambda *given: ran(*given, counting(self.case, listed))):
             ended = run(verb, self.fresh())
             if ended.status != self.scenario.status:
                 raise AssertionError(f"{self.scenario.name} fails undisturbed: {ended.said}")
-            found.append(tree(self.case))
+            trees.append(tree(self.case))
             self.seconds = ended.seconds
         self.steps = listed.read_text().splitlines()
-        differ = differing(found[1], found[0])
-        if differ or found[1] == self.old:
+        differ = differing(trees[1], trees[0])
+        if differ or trees[1] == self.old:
             raise AssertionError(f"{self.scenario.name} has no one outcome: {differ}")
-        return found[1]
+        return trees[1]
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -110,8 +110,14 @@ class Bench:
     def state(self) -> list[str]:
         """Old or new, whole; which of them is counted."""
         now = tree(self.case)
-        seen = shown(now)
-        kind = "old" if seen == shown(self.old) else "new" if seen == shown(self.new) else "between"
+        contents = shown(now)
+        kind = (
+            "old"
+            if contents == shown(self.old)
+            else "new"
+            if contents == shown(self.new)
+            else "between"
+        )
         self.tally.seen[kind] += 1
         if any(is_hidden(name) and name not in self.old and name not in self.new for name in now):
             self.tally.seen["left over"] += 1
@@ -139,9 +145,9 @@ class Bench:
         self.tally.seen["failed"] += 1
         self.tally.failures.append(f"{fault} (status {ended.status}): {'; '.join(bad[:4])}")
         if self.tally.seen["failed"] <= MOST_KEPT:
-            kept = self.home / f"failed-{self.tally.seen['failed']}"
-            shutil.copytree(self.case, kept, symlinks=True)
-            (self.home / f"{kept.name}.txt").write_text(f"{fault}\n{bad}\n{ended.said}\n")
+            copy_path = self.home / f"failed-{self.tally.seen['failed']}"
+            shutil.copytree(self.case, copy_path, symlinks=True)
+            (self.home / f"{copy_path.name}.txt").write_text(f"{fault}\n{bad}\n{ended.said}\n")
 
 
 class Benches:
@@ -156,18 +162,18 @@ class Benches:
 
     def of(self, scenario: Scenario, named: str = "") -> Bench:
         """A bench with nothing counted yet."""
-        found = self._made.get(scenario.name)
-        if found is None:
-            found = Bench(scenario, self.disk or self.home, self.seed)
-            self._made[scenario.name] = found
-        found.tally = Tally(named or scenario.name)
-        return found
+        bench = self._made.get(scenario.name)
+        if bench is None:
+            bench = Bench(scenario, self.disk or self.home, self.seed)
+            self._made[scenario.name] = bench
+        bench.tally = Tally(named or scenario.name)
+        return bench
 
 
 def shares(names: list[str], count: int) -> dict[str, int]:
     """A count divided as evenly as it goes."""
-    each, rest = divmod(count, len(names))
-    return {name: each + (place < rest) for place, name in enumerate(names)}
+    quotient, remainder = divmod(count, len(names))
+    return {name: quotient + (index < remainder) for index, name in enumerate(names)}
 
 
 def spread(draw: random.Random, most: int, count: int) -> list[int]:

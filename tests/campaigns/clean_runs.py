@@ -115,7 +115,7 @@ class Way:
 
     def environment(self) -> dict[str, str]:
         count, order = str(self.threads), str(self.order)
-        drawn = {
+        variables = {
             "OMP_NUM_THREADS": count,
             "MKL_NUM_THREADS": count,
             "OMP_WAIT_POLICY": "PASSIVE",
@@ -125,7 +125,7 @@ class Way:
             "PYTHONPATH": str(ROOT),
         }
         outer = {name: value for name, value in os.environ.items() if name != "CI"}
-        return {**outer, **INSTRUCTIONS[self.instructions], **drawn}
+        return {**outer, **INSTRUCTIONS[self.instructions], **variables}
 
     def words(self) -> str:
         """Return what is drawn, in the fewest words."""
@@ -243,8 +243,10 @@ def main() -> int:
     rows = [[*kind.split(" ", 3), times, where] for kind, (times, where) in sorted(closest.items())]
     heads = ["suite", "scope", "limit", "metric", "of the limit", "where"]
     print(tabulate(rows, headers=heads, floatfmt=".2g"))
-    drawn = Counter((run["way"]["arithmetic"], run["way"]["instructions"]) for run in runs.values())
-    print(tabulate([[*names, count] for names, count in sorted(drawn.items())]))
+    counts = Counter(
+        (run["way"]["arithmetic"], run["way"]["instructions"]) for run in runs.values()
+    )
+    print(tabulate([[*names, count] for names, count in sorted(counts.items())]))
     red = [run for run in runs.values() if run["text"]]
     for run in red:
         print(json.dumps(run["way"]), run["text"], sep="\n")

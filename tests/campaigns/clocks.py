@@ -32,14 +32,14 @@ def campaign(benches: Benches, names: list[str], count: int, say: Progress) -> l
         assert bench.new
         faults = [*OFFSETS, *MOMENTS]
         for number in range(share):
-            told = faults[number % len(faults)]
+            fault_name = faults[number % len(faults)]
             case = bench.fresh()
-            if told in MOMENTS:
+            if fault_name in MOMENTS:
                 for path in (case, *case.rglob("*")):
-                    os.utime(path, (MOMENTS[told], MOMENTS[told]))
-            ended = ran(bench.scenario.verb, case, _clock(told, bench.random.random()))
+                    os.utime(path, (MOMENTS[fault_name], MOMENTS[fault_name]))
+            ended = ran(bench.scenario.verb, case, _clock(fault_name, bench.random.random()))
             # Nothing is excused: it does its work as it does with a clock that is right.
-            bench.judge_told(told, ended, "\0")
+            bench.judge_told(fault_name, ended, "\0")
         tallies.append(bench.tally)
         say(f"{name}: done")
     return tallies

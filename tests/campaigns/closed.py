@@ -40,16 +40,16 @@ def _folders(bench: Bench) -> list[Path]:
     assert bench.new
     changed = {name for name in bench.old.keys() | bench.new.keys()
                if bench.old.get(name) != bench.new.get(name)}  # fmt: skip
-    found = {Path(name).parent for name in changed}
-    found |= {parent for folder in found for parent in folder.parents}
+    parents = {Path(name).parent for name in changed}
+    parents |= {parent for folder in parents for parent in folder.parents}
     bench.fresh()
-    return sorted(folder for folder in found if (bench.case / folder).is_dir())
+    return sorted(folder for folder in parents if (bench.case / folder).is_dir())
 
 
 def _closed(bench: Bench, count: int) -> None:
     folders = _folders(bench)
     chosen = folders if len(folders) < count else sorted(bench.random.sample(folders, count - 1))
-    for closed in [*([each] for each in chosen), folders]:
+    for closed in [*([folder] for folder in chosen), folders]:
         bench.fresh()
         _give(bench.case, closed)
         ended = ran(bench.scenario.verb, bench.case, _as_nobody)

@@ -43,10 +43,10 @@ def _errors(bench: Bench, count: int) -> None:
     new, scenario = bench.new, bench.scenario
     assert new
     for number, step in enumerate(spread(bench.random, len(bench.steps), max(1, count))):
-        code, once = _CODES[number % 2], number % 4 < 2
-        fault = failing_from(bench.case, step, code, once=once)
+        code, single = _CODES[number % 2], number % 4 < 2
+        fault = failing_from(bench.case, step, code, once=single)
         ended = ran(scenario.verb, bench.fresh(), fault)
-        when = "at" if once else "from"
+        when = "at" if single else "from"
         about = f"{errno.errorcode[code]} {when} step {step}, {bench.steps[step - 1]}"
         bench.judge_told(about, ended, os.strerror(code))
 
@@ -76,10 +76,10 @@ def _full(bench: Bench, disk: Path, count: int) -> None:
 
 
 def _fill(ballast: Path, disk: Path, free: int) -> None:
-    left = os.statvfs(disk).f_bfree - free
+    excess_blocks = os.statvfs(disk).f_bfree - free
     with ballast.open("wb") as file:
-        if left > 0:
-            os.posix_fallocate(file.fileno(), 0, left * _BLOCK)
+        if excess_blocks > 0:
+            os.posix_fallocate(file.fileno(), 0, excess_blocks * _BLOCK)
 
 
 @contextlib.contextmanager

@@ -77,13 +77,13 @@ class Child:
         seconds = time.monotonic() - self.begun
         os.set_blocking(self._said, False)
         try:
-            said = os.read(self._said, _MOST_SAID).decode(errors="replace")
+            output = os.read(self._said, _MOST_SAID).decode(errors="replace")
         except BlockingIOError:
-            said = ""
+            output = ""
         os.close(self._said)
         if hung and killed_after_s is None:
-            said += f"\nhung: killed after {limit:g} s"
-        return Ended(status, said, seconds)
+            output += f"\nhung: killed after {limit:g} s"
+        return Ended(status, output, seconds)
 
 
 def _work(verb: Verb, folder: Path, fault: Fault | None, saying: int) -> None:

@@ -44,17 +44,17 @@ _REFUSAL = "is a link, and nothing is written through it"
 
 def _linked(bench: Bench, folder: Path) -> None:
     new = bench.new
-    place, outside = bench.fresh() / folder, bench.home / "outside"
+    link, outside = bench.fresh() / folder, bench.home / "outside"
     shutil.rmtree(outside, ignore_errors=True)
     outside.parent.mkdir(parents=True, exist_ok=True)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if place.is_dir():
-        shutil.move(place, outside)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.is_dir():
+        shutil.move(link, outside)
     for name in _PRECIOUS:
         path = outside / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("a file of others")
-    place.symlink_to(outside)
+    link.symlink_to(outside)
     ended = ran(bench.scenario.verb, bench.case)
     bad = [
         f"{name} of others is {'changed' if (outside / name).is_file() else 'gone'}"
@@ -65,9 +65,9 @@ def _linked(bench: Bench, folder: Path) -> None:
         bad.append(f"a crash: {ended.said[-600:]!r}")
     elif ended.status == bench.scenario.status and _REFUSAL not in " ".join(ended.said.split()):
         inside = {name: data for name, data in new.items() if folder in Path(name).parents}
-        through = {f"{folder}/{name}": data for name, data in tree(place).items()}
+        through = {f"{folder}/{name}": data for name, data in tree(link).items()}
         bad += [f"after it {text}" for text in differing(through, inside)]
-        bench.tally.seen["written through" if place.is_symlink() else "a folder of its own"] += 1
+        bench.tally.seen["written through" if link.is_symlink() else "a folder of its own"] += 1
     else:
         bench.tally.seen["refused"] += 1
         if not ended.said.strip():

@@ -84,14 +84,14 @@ def _gates(folder: Path, count: int, say: Progress) -> list[Tally]:
     (folder / "conftest.py").write_text(_CONFTEST.format(gates=count, parts=_PARTS))
     (folder / "pyproject.toml").write_text("[tool.qgate]\n")
     tallies = []
-    for told, more in (("update", ["--update-baselines"]), ("gates", [])):
+    for label, more in (("update", ["--update-baselines"]), ("gates", [])):
         begun = time.monotonic()
         command = [sys.executable, "-m", "pytest", "suites", "--model", "own:build", "--mode",
                    "int8", "-q", "-p", "no:cacheprovider", "--tb=no", *more]  # fmt: skip
         done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True,
                               text=True, check=False)  # fmt: skip
-        say(f"{told}: {time.monotonic() - begun:.0f} s, {(done.stdout.splitlines() or [''])[-1]}")
-        tally = Tally(f"{told} of {count} gates", cases=count)
+        say(f"{label}: {time.monotonic() - begun:.0f} s, {(done.stdout.splitlines() or [''])[-1]}")
+        tally = Tally(f"{label} of {count} gates", cases=count)
         figures = folder / "figures"
         tally.failures += _judged(figures, "gates", say)
         figures.unlink(missing_ok=True)
@@ -111,20 +111,22 @@ def _judged(figures: Path, what: str, say: Progress) -> list[str]:
     rows = [[float(word) for word in line.split()] for line in lines]
     if len(rows) < _PARTS:
         return [f"only {len(rows)} of {_PARTS} parts were reached"]
-    shown = []
+    table_rows = []
     for before, now in zip([[0.0, 0.0, 0.0], *rows], rows, strict=False):
-        each = now[0] - before[0]
-        grown = (now[2] - before[2]) / each if before[2] else float("nan")
-        shown.append([int(now[0]), 1e3 * (now[1] - before[1]) / each, now[2] / 1024, grown])
+        span = now[0] - before[0]
+        grown = (now[2] - before[2]) / span if before[2] else float("nan")
+        table_rows.append([int(now[0]), 1e3 * (now[1] - before[1]) / span, now[2] / 1024, grown])
     headers = [what, "ms each", "MB", "KB more each"]
-    say("\n" + tabulate(shown, headers=headers, floatfmt=("", ".2f", ".0f", ".2f")))
-    found = []
+    say("\n" + tabulate(table_rows, headers=headers, floatfmt=("", ".2f", ".0f", ".2f")))
+    problems = []
     for column, most, unit in ((1, MOST_TIMES, "ms"), (3, MOST_BYTES_TIMES, "KB")):
-        early = sum(row[column] for row in shown[1:4]) / 3
-        late = sum(row[column] for row in shown[-3:]) / 3
+        early = sum(row[column] for row in table_rows[1:4]) / 3
+        late = sum(row[column] for row in table_rows[-3:]) / 3
         if late > most * max(early, 0.2):
-            found.append(f"{unit} per {what[:-1]} grow: {early:.2f} at first, {late:.2f} at last")
-    return found
+            problems.append(
+                f"{unit} per {what[:-1]} grow: {early:.2f} at first, {late:.2f} at last"
+            )
+    return problems
 
 
 def _opened(page: Path, say: Progress) -> list[str]:
@@ -133,11 +135,11 @@ def _opened(page: Path, say: Progress) -> list[str]:
     begun = time.monotonic()
     with chromium() as browser:
         started = time.monotonic()
-        with opened(browser, page) as shown:
-            title = shown.page.title()
-            rows = shown.page.locator("tr").count()
+        with opened(browser, page) as view:
+            title = view.page.title()
+            rows = view.page.locator("tr").count()
             seconds = time.monotonic() - started
-            complaints = list(shown.complaints)
+            complaints = list(view.complaints)
     say(f"{page.name}: {page.stat().st_size / 1e6:.1f} MB, {rows} rows, opened in {seconds:.1f} s "
         f"(browser {started - begun:.1f} s), title {title!r}")  # fmt: skip
     return [f"{page}: {text}" for text in complaints] + ([] if title else [f"{page} has no title"])
@@ -171,8 +173,8 @@ def _records(folder: Path, count: int, say: Progress) -> Tally:
         begun = time.monotonic()
         done = subprocess.run([sys.executable, "-c", _MEASURED, *words], cwd=folder, text=True,
                               env=_environment(), capture_output=True, check=False)  # fmt: skip
-        said = done.stdout.strip()[-160:]
-        say(f"qgate {' '.join(words)}: {time.monotonic() - begun:.1f} s, {said}")
+        output_end = done.stdout.strip()[-160:]
+        say(f"qgate {' '.join(words)}: {time.monotonic() - begun:.1f} s, {output_end}")
         if done.returncode:
             tally.failures.append(f"{words}: {done.stdout[-300:]}{done.stderr[-500:]}")
     tally.failures += _opened(folder / "draw" / "index.html", say)

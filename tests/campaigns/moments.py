@@ -42,10 +42,10 @@ class Steps:
             setattr(os, name, self._standing_in(name, getattr(os, name)))
 
     def _heard(self, event: str, given: tuple[Any, ...]) -> None:
-        place = _EVENTS.get(event)
-        if place is None or (event == "open" and not _writes(given)):
+        position = _EVENTS.get(event)
+        if position is None or (event == "open" and not _writes(given)):
             return
-        self._step(event, given[place])
+        self._step(event, given[position])
 
     def _standing_in(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(handle: Any, *more: Any) -> Any:

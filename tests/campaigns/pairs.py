@@ -24,13 +24,13 @@ def campaign(benches: Benches, names: list[str], count: int, say: Progress) -> l
     tallies = []
     verbs = [(name, SCENARIOS[name].verb) for name in names]
     verbs += [(name, verb) for name in names for verb in OTHERS.get(name, ())]
-    each = shares([str(place) for place in range(len(verbs))], count)
-    for place, (name, other) in enumerate(verbs):
+    counts = shares([str(verb_index) for verb_index in range(len(verbs))], count)
+    for index, (name, other) in enumerate(verbs):
         same = other is SCENARIOS[name].verb
         named = name if same else f"{name}, other"
         bench = benches.of(SCENARIOS[name], named)
         pair = Pair(bench, other)
-        for number in range(each[str(place)]):
+        for number in range(counts[str(index)]):
             pair.run(slowly=number % 3 == 2)
         tallies.append(bench.tally)
         say(f"{named}: done")
@@ -71,20 +71,22 @@ class Pair:
         shutil.rmtree(case / _SECOND, ignore_errors=True)
         if not bad and self.same:
             bad += bench.end(ran(bench.scenario.verb, case))
-        said = "".join(f"\n--- {each.status}: {each.said[-600:]}" for each in ends)
+        outputs = "".join(f"\n--- {end.status}: {end.said[-600:]}" for end in ends)
         pace = " slowly" if slowly else ""
-        bench.note(f"a second one after {moment:.4f} s{pace}", Ended(ends[1].status, said, 0), bad)
+        bench.note(
+            f"a second one after {moment:.4f} s{pace}", Ended(ends[1].status, outputs, 0), bad
+        )
 
     def _told(self, ends: Sequence[Ended]) -> list[str]:
         bad = []
         scenario = self.bench.scenario
-        for each in ends:
-            if "Traceback" in each.said or each.status == OURS or each.status < 0:
-                bad.append(f"a crash: {each.said[-500:]!r}")
-        fine = [each.status in (0, scenario.status) for each in ends]
+        for end in ends:
+            if "Traceback" in end.said or end.status == OURS or end.status < 0:
+                bad.append(f"a crash: {end.said[-500:]!r}")
+        fine = [process_end.status in (0, scenario.status) for process_end in ends]
         self.bench.tally.seen["both went well" if all(fine) else "one was refused"] += 1
         if not any(fine):
-            bad.append(f"neither did its work: {[each.said[-200:] for each in ends]}")
+            bad.append(f"neither did its work: {[failed_end.said[-200:] for failed_end in ends]}")
         return bad
 
     def _state(self, ends: Sequence[Ended]) -> list[str]:
@@ -96,15 +98,19 @@ class Pair:
         for name in sorted(now.keys() | set().union(*self.outcomes)):
             # What a run writes beside another one is what it writes alone.
             alone = name.replace(f"{_SECOND}/", f"{_FIRST}/", 1)
-            known = [each.get(alone) for each in self.outcomes]
-            if now.get(name) not in known:
-                bad += torn({alone: now[name]} if name in now else {}, {alone: known[0] or b""},
-                            {alone: known[1] or b""}, growing)  # fmt: skip
-        well = all(each.status in (0, self.bench.scenario.status) for each in ends)
+            contents = [outcome.get(alone) for outcome in self.outcomes]
+            if now.get(name) not in contents:
+                bad += torn({alone: now[name]} if name in now else {}, {alone: contents[0] or b""},
+                            {alone: contents[1] or b""}, growing)  # fmt: skip
+        well = all(end.status in (0, self.bench.scenario.status) for end in ends)
         if well and not self.bench.scenario.growing:
-            wanted = [shown(each) for each in self.both]
-            if now not in wanted:
-                names = [n for n in now if all(now[n] != each.get(n) for each in wanted)]
-                missing = [n for n in wanted[0] if n not in now]
+            whole_states = [shown(file_tree) for file_tree in self.both]
+            if now not in whole_states:
+                names = [
+                    n
+                    for n in now
+                    if all(now[n] != whole_state.get(n) for whole_state in whole_states)
+                ]
+                missing = [n for n in whole_states[0] if n not in now]
                 bad.append(f"both did their work, and it is not there: {names} {missing}")
         return bad

@@ -34,9 +34,9 @@ def without_reader(*numbers: int, lines: int = 0) -> Fault:
     """Give a child pipes in the place of its streams, whose reader ends after some lines."""
 
     def read(reading: int) -> None:
-        left = lines
-        while left and (letter := os.read(reading, 1)):
-            left -= letter == b"\n"
+        line_count = lines
+        while line_count and (letter := os.read(reading, 1)):
+            line_count -= letter == b"\n"
         os.close(reading)
 
     def close() -> None:

@@ -46,9 +46,9 @@ def busy(processes: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for each in running:
-            each.kill()
-            each.wait()
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def red_tests(paths: Sequence[str], seed: str) -> list[str]:

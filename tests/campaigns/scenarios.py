@@ -447,8 +447,8 @@ _RUN = {
     "qgate-out/results.csv": whole_file,
 }
 SCENARIOS = {
-    each.name: each
-    for each in (
+    scenario.name: scenario
+    for scenario in (
         Scenario("update", _project, gates("--update-baselines"), whole=updated_as_one("baselines/own"),
                  growing=_RUN, free=("qgate-out/",)),
         Scenario("accept", _candidates, qgate("baselines", "accept"),

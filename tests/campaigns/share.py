@@ -25,7 +25,7 @@ _SHARE: tuple[tuple[str, Campaign, tuple[str, ...], int], ...] = (
 
 def campaign(benches: Benches, _: list[str], count: int, say: Progress) -> list[Tally]:
     tallies = []
-    for told, run, names, part in _SHARE:
-        found = run(benches, list(names), max(len(names), part * count // 100), say)
-        tallies += [replace(each, name=f"{told}: {each.name}") for each in found]
+    for label, run, names, part in _SHARE:
+        group_tallies = run(benches, list(names), max(len(names), part * count // 100), say)
+        tallies += [replace(tally, name=f"{label}: {tally.name}") for tally in group_tallies]
     return tallies

@@ -37,10 +37,10 @@ def campaign(benches: Benches, names: list[str], count: int, say: Progress) -> l
 
 def _answers(bench: Bench) -> set[str]:
     """What a reader says before and after."""
-    found = {ran(_READ, bench.fresh()).said}
+    answers = {ran(_READ, bench.fresh()).said}
     assert bench.new
     ran(bench.scenario.verb, bench.fresh())
-    return found | {_read(bench).said}
+    return answers | {_read(bench).said}
 
 
 def _read(bench: Bench) -> Ended:
@@ -50,9 +50,9 @@ def _read(bench: Bench) -> Ended:
 def _read_meanwhile(bench: Bench, child: Child, answers: set[str]) -> list[str]:
     bad = []
     while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        found = _read(bench)
+        reading = _read(bench)
         bench.tally.seen["looks"] += 1
-        if found.status or found.said not in answers:
-            bad.append(f"a reader is told {found.said[-300:]!r}")
+        if reading.status or reading.said not in answers:
+            bad.append(f"a reader is told {reading.said[-300:]!r}")
         time.sleep(0.01)
     return bad

@@ -23,16 +23,16 @@ def campaign(benches: Benches, _names: list[str], count: int, say: Progress) -> 
     tally, draw = Tally("qgate show formats"), random.Random(benches.seed)
     for number in range(1, count + 1):
         moment = draw.uniform(0, WITHIN_S)
-        ended, said = _interrupted(moment)
+        ended, output = _interrupted(moment)
         tally.cases += 1
         if ended == 0 or (
-            ended == 130 and said.endswith(": interrupted\n") and said.count("\n") == 2
+            ended == 130 and output.endswith(": interrupted\n") and output.count("\n") == 2
         ):
             tally.seen["done" if ended == 0 else "one line"] += 1
-        elif ended in (1, -signal.SIGINT) and "/qgate/" not in said:
+        elif ended in (1, -signal.SIGINT) and "/qgate/" not in output:
             tally.seen["Python began"] += 1
         else:
-            tally.failures.append(f"after {moment:.3f} s, status {ended}: {said[-600:]!r}")
+            tally.failures.append(f"after {moment:.3f} s, status {ended}: {output[-600:]!r}")
         if number % 100 == 0:
             say(f"{number} of {count}, {len(tally.failures)} failed")
     return [tally]
@@ -46,5 +46,5 @@ def _interrupted(moment: float) -> tuple[int, str]:
             running.wait(moment)
         if running.returncode is None:
             running.send_signal(signal.SIGINT)
-        said = running.communicate()[1]
-    return running.returncode, said
+        output = running.communicate()[1]
+    return running.returncode, output

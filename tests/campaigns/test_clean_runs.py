@@ -149,7 +149,7 @@ def test_numbers_below_the_normal_ones_are_flushed() -> None:
     code = (
         "import torch, tests.campaigns.other_arithmetic\nprint(float(torch.tensor([1e-40]) * 1.0))"
     )
-    shown = {}
+    values = {}
     for kind in ("own", "flushed"):
         environment = {**os.environ, "QGATE_TEST_ARITHMETIC": kind, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
@@ -159,6 +159,6 @@ def test_numbers_below_the_normal_ones_are_flushed() -> None:
             text=True,
             check=True,
         )
-        shown[kind] = float(done.stdout)
-    assert shown["flushed"] == 0
-    assert math.isclose(shown["own"], 1e-40, rel_tol=1e-3)
+        values[kind] = float(done.stdout)
+    assert values["flushed"] == 0
+    assert math.isclose(values["own"], 1e-40, rel_tol=1e-3)

@@ -42,28 +42,32 @@ def share(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config)
         check=False,
     )  # fmt: skip
     assert table.exists(), done.stderr
-    return {each["name"]: each for each in json.loads(table.read_text())}
+    return {tally["name"]: tally for tally in json.loads(table.read_text())}
 
 
 @proof
 def test_nothing_is_torn_and_nothing_stays(share: dict[str, Any]) -> None:
-    assert [text for each in share.values() for text in each["failures"]] == []
+    assert [text for tally in share.values() for text in tally["failures"]] == []
 
 
 @proof
 def test_it_hits(share: dict[str, Any]) -> None:
     """Kills come before the change, in the middle of it and after it; disks are seen to be full."""
-    kills = [each for name, each in share.items() if name.startswith("kills: ")]
+    kills = [tally for name, tally in share.items() if name.startswith("kills: ")]
     assert len(kills) == 3
-    seen = Counter[str]()
-    for each in kills:
-        seen.update(each["seen"])
-    assert seen["killed"] >= 9
-    assert min(seen["old"], seen["between"], seen["left over"]) > 0
+    totals = Counter[str]()
+    for kill_tally in kills:
+        totals.update(kill_tally["seen"])
+    assert totals["killed"] >= 9
+    assert min(totals["old"], totals["between"], totals["left over"]) > 0
     for campaign in ("disk", "closed"):
-        told = [each["seen"] for name, each in share.items() if name.startswith(f"{campaign}: ")]
-        assert len(told) == 2
-        assert sum(seen.get("told", 0) for seen in told) >= 2
+        tally_counts = [
+            campaign_tally["seen"]
+            for name, campaign_tally in share.items()
+            if name.startswith(f"{campaign}: ")
+        ]
+        assert len(tally_counts) == 2
+        assert sum(counts.get("told", 0) for counts in tally_counts) >= 2
 
 
 # The judges ------------------------------------------------------------------------------------
@@ -84,8 +88,8 @@ def test_old_new_and_a_step_between_them_are_whole() -> None:
     ],
 )
 def test_what_is_torn_is_told(now: Tree, words: str) -> None:
-    (found,) = torn(now, OLD, NEW, {})
-    assert words in found
+    (problem,) = torn(now, OLD, NEW, {})
+    assert words in problem
 
 
 def test_what_stays_is_told() -> None:
@@ -124,10 +128,10 @@ def test_an_index_names_what_is_there() -> None:
 
 
 def test_times_do_not_count_and_all_else_does() -> None:
-    said = b'{"started": "2026-01-02T03:04:05+00:00", "seconds": 0.25, "value": 1.5}'
-    later = said.replace(b"2026-01", b"2027-11").replace(b"0.25", b"1e-3")
-    assert scrubbed(said) == scrubbed(later)
-    assert scrubbed(said) != scrubbed(said.replace(b"1.5", b"1.6"))
+    record = b'{"started": "2026-01-02T03:04:05+00:00", "seconds": 0.25, "value": 1.5}'
+    later = record.replace(b"2026-01", b"2027-11").replace(b"0.25", b"1e-3")
+    assert scrubbed(record) == scrubbed(later)
+    assert scrubbed(record) != scrubbed(record.replace(b"1.5", b"1.6"))
 
 
 # Single bytes -----------------------------------------------------------------------------------

@@ -46,8 +46,8 @@ def torn(
     """A sentence per file that is neither that of before nor that of after."""
     bad = []
     for name in sorted({*shown(now), *shown(old), *shown(new)}):
-        known = [each.get(name) for each in (old, new)]
-        if now.get(name) in known:
+        contents = [files.get(name) for files in (old, new)]
+        if now.get(name) in contents:
             continue
         checks = [check for pattern, check in growing.items() if fnmatch.fnmatch(name, pattern)]
         if name not in now:
@@ -56,10 +56,12 @@ def torn(
         elif checks:
             problem = checks[0](now[name], new.get(name, b""))
             bad += [f"{name}: {problem}"] if problem else []
-        elif known == [None, None]:
+        elif contents == [None, None]:
             bad.append(f"{name} belongs to nothing ({len(now[name])} bytes)")
         else:
-            sizes = " and ".join("none" if each is None else f"{len(each)}" for each in known)
+            sizes = " and ".join(
+                "none" if content is None else f"{len(content)}" for content in contents
+            )
             bad.append(f"{name} is neither old nor new: {len(now[name])} bytes for {sizes}")
     return bad
 
@@ -83,8 +85,8 @@ def updated_as_one(folder: str) -> Judge:
 
     def judge(now: Tree, old: Tree, new: Tree) -> str:
         states = [shown(_below(tree, folder)) for tree in (old, new)]
-        seen = _promised(_below(now, folder), *states)
-        return "" if seen in states else f"{folder} is a mixture: {', '.join(sorted(seen))}"
+        state = _promised(_below(now, folder), *states)
+        return "" if state in states else f"{folder} is a mixture: {', '.join(sorted(state))}"
 
     return judge
 
@@ -96,12 +98,12 @@ def _below(found: Tree, folder: str) -> Tree:
 
 def _promised(found: Tree, old: Tree, new: Tree) -> Tree:
     """Return the files that a reader sees: those of an update first, which names all it changes."""
-    seen, update = shown(found), found.get(".update", b"")
+    visible, update = shown(found), found.get(".update", b"")
     changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
     if all(name.encode() in update and new.get(name, b"") in update for name in changed):
-        seen = {name: data for name, data in seen.items() if name not in changed}
-        seen |= {name: new[name] for name in changed if name in new}
-    return seen
+        visible = {name: data for name, data in visible.items() if name not in changed}
+        visible |= {name: new[name] for name in changed if name in new}
+    return visible
 
 
 def dumped(now: Tree, _: Tree, __: Tree) -> str:
@@ -126,7 +128,7 @@ def captured(now: Tree, old: Tree, new: Tree) -> str:
             continue
         start = name.removesuffix("stats.json")
         mode = {n: data for n, data in now.items() if n.startswith(start)}
-        kinds = [{n: d for n, d in each.items() if n.startswith(start)} for each in (old, new)]
+        kinds = [{n: d for n, d in files.items() if n.startswith(start)} for files in (old, new)]
         if mode not in kinds:
             return f"{name} is beside layers of another run"
     return ""
@@ -143,14 +145,14 @@ def lines_of_results(now: bytes, after: bytes) -> str:
     whole = [text for text in lines[1:] if text.endswith(b"\n")]
     if len(lines) - 1 - len(whole) > 1:
         return "more than its last line is torn"
-    known = {_gist(text) for text in after.splitlines(keepends=True)[1:]}
-    foreign = [text for text in whole if _gist(text) not in known]
+    accepted_gists = {_gist(text) for text in after.splitlines(keepends=True)[1:]}
+    foreign = [text for text in whole if _gist(text) not in accepted_gists]
     return f"{len(foreign)} records are none of the run" if foreign else ""
 
 
 def _gist(text: bytes) -> str:
-    told = json.loads(re.sub(rb"(?<=[,{ ])#", b'"#":0', text))
-    return json.dumps([told.get(name) for name in ("site", "scope", "metric", "mode", "rows")])
+    row = json.loads(re.sub(rb"(?<=[,{ ])#", b'"#":0', text))
+    return json.dumps([row.get(name) for name in ("site", "scope", "metric", "mode", "rows")])
 
 
 def dump_index(now: bytes, after: bytes) -> str:
@@ -159,8 +161,8 @@ def dump_index(now: bytes, after: bytes) -> str:
     whole = [text for text in lines if text.endswith(b"\n")]
     if len(lines) - len(whole) > 1:
         return "more than its last line is torn"
-    known = set(after.splitlines(keepends=True))
-    foreign = [text for text in whole if text not in known and b'"event"' not in text]
+    accepted_lines = set(after.splitlines(keepends=True))
+    foreign = [text for text in whole if text not in accepted_lines and b'"event"' not in text]
     return f"{len(foreign)} records are none of the run" if foreign else ""
 
 

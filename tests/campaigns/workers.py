@@ -50,12 +50,12 @@ _GONE_S, _LONGEST_S = 30.0, 300.0
 
 def campaign(benches: Benches, names: list[str], count: int, say: Progress) -> list[Tally]:
     tallies = []
-    wanted = {told: run for told, run in RUNS.items() if run[0] in names}
-    for told, share in shares(list(wanted), count).items():
-        name, command = wanted[told]
+    chosen_runs = {title: run for title, run in RUNS.items() if run[0] in names}
+    for run_title, share in shares(list(chosen_runs), count).items():
+        name, command = chosen_runs[run_title]
         # Pages and records of a run name its command, which is another one here.
         growing = {**SCENARIOS[name].growing, "qgate-out/*": whole_file}
-        bench = benches.of(replace(SCENARIOS[name], growing=growing), told)
+        bench = benches.of(replace(SCENARIOS[name], growing=growing), run_title)
         assert bench.new
         with _cluster() if "ray" in command else contextlib.nullcontext(None) as address:
             _lose(bench, command, share, address, say)
@@ -107,8 +107,8 @@ def _run(
     case = bench.fresh()
     more = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(case)]), "CAMPAIGN": str(os.getpid())}
     more |= {} if address is None else {"RAY_ADDRESS": address}
-    said = bench.home / "said"
-    with said.open("w") as file:
+    log = bench.home / "said"
+    with log.open("w") as file:
         run = _Run(subprocess.Popen(command, cwd=case, env={**os.environ, **more},
                                     stdout=file, stderr=subprocess.STDOUT))  # fmt: skip
     if after:
@@ -131,46 +131,46 @@ def _run(
         run.left.append("the command itself, which hung")
     run.seconds = time.monotonic() - run.begun
     end = time.monotonic() + _GONE_S
-    while (left := _working_in(case)) and time.monotonic() < end:
+    while (strays := _working_in(case)) and time.monotonic() < end:
         time.sleep(0.1)
-    run.left += left.values()
-    for pid in left:
+    run.left += strays.values()
+    for pid in strays:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    run.said = said.read_text(errors="replace")
+    run.said = log.read_text(errors="replace")
     return run
 
 
 def _descendants(pid: int) -> list[int]:
     """Those that work; not the one in which Python itself keeps its books."""
-    found = []
+    descendants = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
             for child in map(int, task.read_text().split()):
                 words = Path(f"/proc/{child}/cmdline").read_bytes()
-                found += [] if b"resource_tracker" in words else [child]
-                found += _descendants(child)
-    return found
+                descendants += [] if b"resource_tracker" in words else [child]
+                descendants += _descendants(child)
+    return descendants
 
 
 def _working_in(case: Path) -> dict[int, str]:
     """Processes of this campaign whose working directory is the folder of the case."""
-    found = {}
+    processes = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (entry / "cwd").readlink() == case and int(entry.name) != os.getpid():
                 words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 if words.strip() and not words.startswith("ray::"):
-                    found[int(entry.name)] = words[:120]
-    return found
+                    processes[int(entry.name)] = words[:120]
+    return processes
 
 
 @contextlib.contextmanager
 def _cluster() -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     try:
-        yield str(made.address)
+        yield str(cluster.address)
     finally:
-        made.shutdown()
+        cluster.shutdown()

@@ -94,14 +94,14 @@ class Net(nn.Module):
         if isinstance(layer, Masked):
             mask = torch.ones(x.shape[-2], 1)
             return layer(attention_mask=mask, hidden_states=x, use_cache=False)  # type: ignore[no-any-return]
-        found = layer(x)
+        output = layer(x)
         if isinstance(layer, InTuple):
-            return found[1]  # type: ignore[no-any-return]
+            return output[1]  # type: ignore[no-any-return]
         if isinstance(layer, InDict):
-            return found["hidden"]  # type: ignore[no-any-return]
+            return output["hidden"]  # type: ignore[no-any-return]
         if isinstance(layer, InOutput):
-            return found.last_hidden_state  # type: ignore[no-any-return]
-        return found.hidden if isinstance(layer, InObject) else found  # type: ignore[no-any-return]
+            return output.last_hidden_state  # type: ignore[no-any-return]
+        return output.hidden if isinstance(layer, InObject) else output  # type: ignore[no-any-return]
 
 
 def model(

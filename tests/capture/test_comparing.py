@@ -39,7 +39,7 @@ def quantized(it: Model) -> Model:
 
 
 def mses(found: Errors) -> list[float]:
-    return [each.metric("mse") for each in found.values()]
+    return [error.metric("mse") for error in found.values()]
 
 
 # Local and carried -------------------------------------------------------------------------------
@@ -63,10 +63,10 @@ def test_with_nothing_quantized_the_local_error_is_zero() -> None:
     same = modes.apply(modes.find_mode("fp32", "other"), it).model
     assert not plan.entries
     for local in (True, False):
-        found = compare_runs(same, it, IO + "|mix:|norm:", local=local)
-        assert len(found) == 3 * (2 + 3 + 2)
-        assert set(mses(found)) == {0.0}
-        assert all(each.elements > 0 for each in found.values())
+        errors = compare_runs(same, it, IO + "|mix:|norm:", local=local)
+        assert len(errors) == 3 * (2 + 3 + 2)
+        assert set(mses(errors)) == {0.0}
+        assert all(error.elements > 0 for error in errors.values())
 
 
 def test_the_local_error_of_the_first_block_is_its_carried_error() -> None:
@@ -106,14 +106,16 @@ def test_captures_compared_are_runs_compared(local: bool) -> None:
     q = quantized(it)
     reference = run(it, IO + "|mix:output")
     actual = run(q, IO + "|mix:output", forced=reference if local else None)
-    together, apart = (
+    together, separate_errors = (
         compare(actual, reference),
         compare_runs(q, it, IO + "|mix:output", local=local),
     )
-    assert list(together) == list(apart)
-    for site, found in together.items():
-        assert found.metrics() == pytest.approx(apart[site].metrics(), rel=1e-9, nan_ok=True)
-        assert found.elements == apart[site].elements == 24 * networks.WIDTH
+    assert list(together) == list(separate_errors)
+    for site, error in together.items():
+        assert error.metrics() == pytest.approx(
+            separate_errors[site].metrics(), rel=1e-9, nan_ok=True
+        )
+        assert error.elements == separate_errors[site].elements == 24 * networks.WIDTH
     assert together[BLOCKS[1]].metric("mse") > 0
 
 
@@ -124,22 +126,22 @@ def test_what_is_written_into_later_is_compared_as_it_was() -> None:
             return y.zero_().add_(x)
 
     it = model(InPlace)
-    found = compare_runs(changed(it, "layers.0.mix", 0.5), it, ["layers.0.mix:output"])
-    assert found["layers.0.mix:output"].metric("mse") == pytest.approx(0.25)
+    errors = compare_runs(changed(it, "layers.0.mix", 0.5), it, ["layers.0.mix:output"])
+    assert errors["layers.0.mix:output"].metric("mse") == pytest.approx(0.25)
 
 
 def test_samples_of_their_own_can_be_given() -> None:
     it = model()
     q = quantized(it)
-    found = compare_runs(q, it, samples=it.inputs[1:3])
-    assert found[BLOCKS[0]].elements == 2 * 9 * networks.WIDTH
+    errors = compare_runs(q, it, samples=it.inputs[1:3])
+    assert errors[BLOCKS[0]].elements == 2 * 9 * networks.WIDTH
     assert run(q, samples=[torch.tensor([[1, 2]])])[BLOCKS[0]][0].shape == (1, 2, networks.WIDTH)
 
 
 def test_progress_is_told() -> None:
-    seen: list[tuple[int, int]] = []
-    compare_runs(model(), model(), progress=lambda *now: seen.append(now))
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    steps: list[tuple[int, int]] = []
+    compare_runs(model(), model(), progress=lambda *now: steps.append(now))
+    assert steps == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_nan_and_inf_pass_through_and_are_counted() -> None:
@@ -149,8 +151,8 @@ def test_nan_and_inf_pass_through_and_are_counted() -> None:
         broken.module.layers[1].mix.bias[3] = float("nan")  # type: ignore[union-attr, index, operator]
         broken.module.layers[1].mix.bias[4] = float("inf")  # type: ignore[union-attr, index, operator]
     for local in (True, False):
-        found = compare_runs(broken, it, local=local)
-        first, middle, last = (found[site] for site in BLOCKS)
+        errors = compare_runs(broken, it, local=local)
+        first, middle, last = (errors[site] for site in BLOCKS)
         assert first.finite
         assert (middle.actual_non_finite.nan, middle.actual_non_finite.positive_infinity) == (
             24,
@@ -159,9 +161,9 @@ def test_nan_and_inf_pass_through_and_are_counted() -> None:
         assert middle.reference_non_finite.total == 0
         assert not middle.metric("mse") <= 1e9, "a limit must not hold"
         assert last.finite == local
-    both = compare_runs(broken, broken)[BLOCKS[1]]
-    assert both.reference_non_finite.nan == both.actual_non_finite.nan == 24
-    assert not both.finite
+    error = compare_runs(broken, broken)[BLOCKS[1]]
+    assert error.reference_non_finite.nan == error.actual_non_finite.nan == 24
+    assert not error.finite
 
 
 # What cannot be compared -------------------------------------------------------------------------
@@ -183,8 +185,8 @@ def test_other_coordinates_are_refused() -> None:
             match=r"basis 'rotated' and small-mamba in basis 'plain'.*in_basis\('rotated'\)",
         ):
             compared()
-    found = compare_runs(fp16, it.in_basis("rotated"), local=True)
-    assert all(0 < error.metric("relative_mse") < 1e-5 for error in found.values())
+    errors = compare_runs(fp16, it.in_basis("rotated"), local=True)
+    assert all(0 < error.metric("relative_mse") < 1e-5 for error in errors.values())
     with pytest.raises(QgateError, match="basis 'plain'"):
         run(fp16, forced=run(it, IO))
 
@@ -281,10 +283,10 @@ def test_memory_does_not_grow_with_the_samples(local: bool) -> None:
     )
     assert len(sizes) == 6
     assert max(sizes[2:]) <= sizes[1] + 1024
-    kept = run(it, IO + "|mix|norm")
-    assert kept.nbytes() > 6 * 10 * 64 * networks.WIDTH * 4  # what a capture of all would hold
+    record = run(it, IO + "|mix|norm")
+    assert record.nbytes() > 6 * 10 * 64 * networks.WIDTH * 4  # what a capture of all would hold
     before = live_bytes()
-    del kept
+    del record
     assert before - live_bytes() > 6 * 10 * 64 * networks.WIDTH * 4, "the count sees tensors"
 
 

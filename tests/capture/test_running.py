@@ -21,13 +21,13 @@ OUTPUTS = [f"layers.{k}:output" for k in range(3)]
 
 def by_hand(net: nn.Module, samples: Any) -> dict[str, list[Tensor]]:
     """Inputs and outputs of every module, by plain hooks."""
-    seen: dict[str, list[Tensor]] = {}
+    outputs: dict[str, list[Tensor]] = {}
 
     def keep(name: str) -> Any:
         def hook(_: nn.Module, args: Any, result: Any) -> None:
             for port, value in (("input", args[0] if args else None), ("output", result)):
                 if isinstance(value, Tensor):
-                    seen.setdefault(f"{name}:{port}", []).append(value.detach().clone())
+                    outputs.setdefault(f"{name}:{port}", []).append(value.detach().clone())
 
         return hook
 
@@ -37,7 +37,7 @@ def by_hand(net: nn.Module, samples: Any) -> dict[str, list[Tensor]]:
             net(sample)
     for handle in handles:
         handle.remove()
-    return seen
+    return outputs
 
 
 def hooks(net: nn.Module) -> list[int]:
@@ -141,13 +141,18 @@ class InPlace(networks.Block):
 @pytest.mark.parametrize("gradients", [False, True])
 def test_a_buffer_written_again_is_not_what_is_kept(gradients: bool) -> None:
     sites = r"layers.\d:(input|output)$|mix:output"
-    ours, apart = (run(model(block), sites, gradients=gradients) for block in (InPlace, Apart))
+    ours, separate_run = (
+        run(model(block), sites, gradients=gradients) for block in (InPlace, Apart)
+    )
     assert not torch.equal(ours["layers.0.mix:output"][1], ours["layers.0:output"][1])
-    for kept, expected in ((ours.tensors, apart.tensors), (ours.gradients, apart.gradients)):
-        assert list(kept) == list(expected)
+    for tensors_by_site, expected in (
+        (ours.tensors, separate_run.tensors),
+        (ours.gradients, separate_run.gradients),
+    ):
+        assert list(tensors_by_site) == list(expected)
         for site, tensors in expected.items():
-            assert len(kept[site]) == 4
-            assert all(map(torch.equal, kept[site], tensors)), site
+            assert len(tensors_by_site[site]) == 4
+            assert all(map(torch.equal, tensors_by_site[site], tensors)), site
 
 
 ANSWERS = [networks.Masked, networks.InTuple, networks.InDict, networks.InOutput]
@@ -185,8 +190,8 @@ def test_transformers_own_outputs_are_read_and_replaced() -> None:
 
     class Own(networks.InOutput):
         def forward(self, x: Tensor) -> Any:
-            found = super().forward(x)
-            return outputs.BaseModelOutput(last_hidden_state=found.last_hidden_state)
+            output = super().forward(x)
+            return outputs.BaseModelOutput(last_hidden_state=output.last_hidden_state)
 
     reference = run(model(), OUTPUTS)
     assert torch.equal(run(model(Own), OUTPUTS)[OUTPUTS[2]][0], reference[OUTPUTS[2]][0])
@@ -211,8 +216,8 @@ class Raises(networks.Block):
 @pytest.mark.parametrize("block", [networks.Block, Raises])
 def test_no_trace_is_left_even_after_an_error(block: type[networks.Block], gradients: bool) -> None:
     it = model(block)
-    kept = [torch.randn_like(p) for p in it.module.parameters()]
-    for p, grad in zip(it.module.parameters(), kept, strict=True):
+    grads = [torch.randn_like(p) for p in it.module.parameters()]
+    for p, grad in zip(it.module.parameters(), grads, strict=True):
         p.grad = grad
     before = hooks(it.module)
     if block is Raises:
@@ -223,7 +228,7 @@ def test_no_trace_is_left_even_after_an_error(block: type[networks.Block], gradi
     with pytest.raises(QgateError):
         run(it, ["unused:output"], samples=it.inputs[:1], gradients=gradients)
     assert hooks(it.module) == before
-    for p, grad in zip(it.module.parameters(), kept, strict=True):
+    for p, grad in zip(it.module.parameters(), grads, strict=True):
         assert p.grad is grad
 
 
@@ -241,12 +246,12 @@ def test_a_capture_keeps_no_graph_alive() -> None:
 def test_gradients_are_those_of_autograd(twice: bool) -> None:
     it = model(twice=twice)
     record = run(it, r"mix:|norm:output|layers.\d:(input|output)", gradients=True)
-    seen: dict[str, list[Tensor]] = {}
+    grads_by_site: dict[str, list[Tensor]] = {}
 
     def keep(site: str) -> Any:
         def hook(_: nn.Module, __: Any, result: Tensor) -> None:
             result.retain_grad()
-            seen.setdefault(site, []).append(result)
+            grads_by_site.setdefault(site, []).append(result)
 
         return hook
 
@@ -268,7 +273,7 @@ def test_gradients_are_those_of_autograd(twice: bool) -> None:
     for handle in handles:
         handle.remove()
     for site in outputs:
-        for ours, theirs in zip(record.gradients[site], seen[site], strict=True):
+        for ours, theirs in zip(record.gradients[site], grads_by_site[site], strict=True):
             torch.testing.assert_close(ours, theirs.grad)
             assert ours.abs().max() > 0
     for k in range(3):

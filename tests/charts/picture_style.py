@@ -25,25 +25,25 @@ def violations(figure: Figure) -> list[str]:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     renderer = canvas.get_renderer()
-    found = [*_titles(figure), *_fonts(figure), *_colors(figure)]
+    deviations = [*_titles(figure), *_fonts(figure), *_colors(figure)]
     for axes in figure.axes:
         if axes.get_label() != "<colorbar>":
-            found += [*_labels(figure, axes), *_empty(axes), *_legend(axes, renderer)]
-        found += _overlaps(axes, renderer)
-    return found
+            deviations += [*_labels(figure, axes), *_empty(axes), *_legend(axes, renderer)]
+        deviations += _overlaps(axes, renderer)
+    return deviations
 
 
 def has_data(axes: Axes) -> bool:
     """A panel; a surface has three axes of its own, whose places are not looked at here."""
-    shown = axes.axison or axes.name == "3d"
-    return bool(shown and (axes.lines or axes.patches or axes.collections or axes.images))
+    has_frame = axes.axison or axes.name == "3d"
+    return bool(has_frame and (axes.lines or axes.patches or axes.collections or axes.images))
 
 
 def _titles(figure: Figure) -> Iterator[str]:
     """The sentence above all panels: a finding has a number, or says that there is none."""
-    told = figure.get_suptitle()
-    if not re.search(r"\d|\b[Nn]o(ne|thing)?\b", told):
-        yield f"title: {told!r} states no finding"
+    title = figure.get_suptitle()
+    if not re.search(r"\d|\b[Nn]o(ne|thing)?\b", title):
+        yield f"title: {title!r} states no finding"
 
 
 def _fonts(figure: Figure) -> Iterator[str]:
@@ -53,8 +53,8 @@ def _fonts(figure: Figure) -> Iterator[str]:
 
 
 def _shown(figure: Figure) -> list[Text]:
-    told: Any = figure.findobj(lambda artist: isinstance(artist, Text))
-    return [text for text in told if text.get_visible() and text.get_text().strip()]
+    texts: Any = figure.findobj(lambda artist: isinstance(artist, Text))
+    return [text for text in texts if text.get_visible() and text.get_text().strip()]
 
 
 def _labels(figure: Figure, axes: Axes) -> Iterator[str]:
@@ -63,7 +63,7 @@ def _labels(figure: Figure, axes: Axes) -> Iterator[str]:
         return
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
         whole = getattr(figure, f"_sup{name}label")
-        words = [each.get_text() for each in axis.get_ticklabels() if each.get_visible()]
+        words = [label.get_text() for label in axis.get_ticklabels() if label.get_visible()]
         side = axis.get_tick_params().get("labelleft" if name == "y" else "labelbottom", True)
         numbers = [word for word in words if re.fullmatch(r"[^a-zA-Z]*\d[^a-zA-Z]*(e-?\d+)?", word)]
         if numbers and side and not axis.label.get_text().strip() and whole is None:
@@ -105,10 +105,10 @@ def _used(axes: Axes) -> Iterator[str]:
     for patch in axes.patches if axes.get_label() != "<colorbar>" else ():
         yield from _hex([patch.get_facecolor()] if patch.get_fill() else [])
         yield from _hex([patch.get_edgecolor()] if patch.get_linewidth() else [])
-    for each in axes.collections:
-        if each.get_array() is None and axes.get_label() != "<colorbar>":
-            yield from _hex(each.get_facecolor())
-            yield from _hex(each.get_edgecolor())
+    for collection in axes.collections:
+        if collection.get_array() is None and axes.get_label() != "<colorbar>":
+            yield from _hex(collection.get_facecolor())
+            yield from _hex(collection.get_edgecolor())
 
 
 def _hex(colors: Any) -> Iterator[str]:
@@ -136,8 +136,8 @@ def _legend(axes: Axes, renderer: Any) -> Iterator[str]:
 
 
 def _overlaps(axes: Axes, renderer: Any) -> Iterator[str]:
-    told = [(text.get_text(), text.get_window_extent(renderer)) for text in _texts(axes)]
-    for (one, box), (other, second) in combinations(told, 2):
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in _texts(axes)]
+    for (one, box), (other, second) in combinations(boxes, 2):
         wide = min(box.x1, second.x1) - max(box.x0, second.x0)
         high = min(box.y1, second.y1) - max(box.y0, second.y0)
         if wide > _TOUCH and high > _TOUCH:
@@ -148,18 +148,18 @@ def _texts(axes: Axes) -> Iterator[Text]:
     """All that is written in and around a panel; ticks only as far as they are shown."""
     if not axes.get_visible():
         return
-    told: list[Text] = list(axes.texts)
+    texts: list[Text] = list(axes.texts)
     if axes.axison:
-        told += [axes.title, axes._left_title, axes._right_title]  # type: ignore[attr-defined]
-        told += [axes.xaxis.label, axes.yaxis.label]
+        texts += [axes.title, axes._left_title, axes._right_title]  # type: ignore[attr-defined]
+        texts += [axes.xaxis.label, axes.yaxis.label]
         for axis in (axes.xaxis, axes.yaxis):
             low, high = sorted(axis.get_view_interval())
             wide = (high - low) * 1e-6
             places = axis.get_majorticklocs()
             ticks = axis.get_major_ticks(len(places))
-            for place, tick in zip(places, ticks, strict=False):
-                if low - wide <= place <= high + wide:
-                    told += [each for each in (tick.label1, tick.label2) if each.get_visible()]
+            for position, tick in zip(places, ticks, strict=False):
+                if low - wide <= position <= high + wide:
+                    texts += [label for label in (tick.label1, tick.label2) if label.get_visible()]
     legend = axes.get_legend()
-    told += legend.get_texts() if legend is not None else []
-    yield from (text for text in told if text.get_visible() and text.get_text().strip())
+    texts += legend.get_texts() if legend is not None else []
+    yield from (text for text in texts if text.get_visible() and text.get_text().strip())

@@ -32,7 +32,7 @@ def drawn(name: str = "layers.0", points: int = 20) -> Sheet:
 def elements(svg: str) -> list[str]:
     """Return the names of all elements."""
     root = ElementTree.fromstring(svg.replace("xlink:href", "href"))
-    return [each.tag for each in root.iter()]
+    return [element.tag for element in root.iter()]
 
 
 @pytest.mark.parametrize("name", [*HOSTILE[:20], 'style="fill: #ffffff', "font-family: a", "id=x"])
@@ -47,8 +47,8 @@ def test_colors_follow_the_page_but_words_on_cells_stay() -> None:
     svg = drawn().svg()
     assert f"stroke: var(--c{BLUE[1:]},{BLUE})" in svg
     assert f"fill: var(--c{WHITE[1:]},{WHITE})" in svg  # the ground
-    found = re.findall(r'<text style="([^"]*)"[^>]*>(on a \w+ cell)', svg)
-    words = {text: style for style, text in found}
+    labels = re.findall(r'<text style="([^"]*)"[^>]*>(on a \w+ cell)', svg)
+    words = {text: style for style, text in labels}
     assert "fill: #ffffff" in words["on a dark cell"]
     assert f"fill: {ON_PALE}" in words["on a pale cell"]
     assert all(f"--c{color[1:]}:{dark}" in STYLE for color, dark in _DARK.items())

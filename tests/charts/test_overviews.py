@@ -145,14 +145,18 @@ DRAWN = {"ActivationsResult", "CheckpointRecord", "Dump", "Effects", "EnginesRec
 
 
 def _classes(of: type[Overviewed]) -> set[str]:
-    return {each.__name__ for each in of.__subclasses__() if each.__module__.startswith("qgate.")}
+    return {
+        subclass.__name__
+        for subclass in of.__subclasses__()
+        if subclass.__module__.startswith("qgate.")
+    }
 
 
 def test_every_result_class_is_among_the_cases() -> None:
     for room in ROOMS:
         module = importlib.import_module(f"qgate.{room}")
-        for each in pkgutil.iter_modules(getattr(module, "__path__", ())):
-            importlib.import_module(f"{module.__name__}.{each.name}")
+        for submodule in pkgutil.iter_modules(getattr(module, "__path__", ())):
+            importlib.import_module(f"{module.__name__}.{submodule.name}")
     assert _classes(Overviewed) == CASES.keys()
 
 

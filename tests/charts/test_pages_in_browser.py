@@ -37,14 +37,14 @@ def _sweep(folder: Path) -> Path:
         (folder / f"t{number}").mkdir()
         for record in sweep_records.realistic():
             record["tensor"]["source"] = name
-            drawn = {}
-            for each in PICTURES:
-                if each.kind == record["kind"]:
-                    path = folder / f"t{number}" / f"{each.stem}.png"
-                    each.draw(path, record, dpi=30)
-                    drawn[path.name] = path.read_bytes()
+            png_by_name = {}
+            for picture in PICTURES:
+                if picture.kind == record["kind"]:
+                    path = folder / f"t{number}" / f"{picture.stem}.png"
+                    picture.draw(path, record, dpi=30)
+                    png_by_name[path.name] = path.read_bytes()
             (folder / f"t{number}" / "a.json").write_text("{}")
-            entries.append(entry_of(record, f"t{number}", ["a.json", *drawn]))
+            entries.append(entry_of(record, f"t{number}", ["a.json", *png_by_name]))
     (folder / "old").mkdir()
     (folder / "old" / "mxfp_scaling_fp8_e4m3.json").write_text("{}")
     entries[0]["failed"], entries[1]["gap_db"], entries[2]["sqnr_db"] = "1 NaN", -2.0, 1.5
@@ -232,8 +232,8 @@ def test_sweeps_are_sorted_by_a_click_and_by_keyboard(browser: Browser, tmp_path
         )
         button = it.page.locator("thead th:nth-child(5) button")
         button.click()
-        shown = [float(text) for text in cells.all_inner_texts()]
-        assert shown == sorted(shown, reverse=True)
+        values = [float(text) for text in cells.all_inner_texts()]
+        assert values == sorted(values, reverse=True)
         button.press("Enter")
         assert float(cells.first.inner_text()) == 1.5
         expect(it.page.locator("table.sortable thead th:nth-child(5)").first).to_have_attribute(

@@ -37,8 +37,8 @@ def _registered() -> Iterator[tuple[str, Build]]:
                 yield f"sweeps/{sweep.stem}", lambda s=sweep, r=record: s.draw.build(r)
     for dump in DUMPS:
         yield f"dumps/{dump.path}", lambda d=dump: d.draw.build(_normal_dump())
-    for each in pictures(activation_records.usual(), ViewSettings()):
-        yield f"activations/{each.name}", each.sheet
+    for picture in pictures(activation_records.usual(), ViewSettings()):
+        yield f"activations/{picture.name}", picture.sheet
 
 
 @lru_cache
@@ -55,29 +55,29 @@ REGISTERED = dict(_registered())
 @pytest.mark.parametrize("name", REGISTERED)
 def test_every_picture_keeps_to_the_style(name: str) -> None:
     with np.errstate(all="ignore"):
-        made = REGISTERED[name]()
-    assert made is not None
-    assert any(has_data(axes) for axes in made.figure.axes)
-    assert violations(made.figure) == []
+        drawing = REGISTERED[name]()
+    assert drawing is not None
+    assert any(has_data(axes) for axes in drawing.figure.axes)
+    assert violations(drawing.figure) == []
 
 
 @proof
 @pytest.mark.parametrize("name", ["tiny", "outlier", "single level", "failed", "odd name"])
 def test_sweeps_of_odd_tensors_keep_to_the_style(name: str) -> None:
     record = sweep_records.TENSORS[name]()
-    for each in SWEEPS:
-        if each.kind == "tensor":
-            made = each.draw.build(record)
-            assert made is not None
-            assert violations(made.figure) == []
+    for picture in SWEEPS:
+        if picture.kind == "tensor":
+            drawing = picture.draw.build(record)
+            assert drawing is not None
+            assert violations(drawing.figure) == []
 
 
 # That a deviation is seen --------------------------------------------------------------------------
 
 
 def _plain() -> Any:
-    made = sheet(6, 3, "3 points")
-    axes = made.figure.subplots()
+    drawing = sheet(6, 3, "3 points")
+    axes = drawing.figure.subplots()
     axes.plot([1, 2, 3], [1, 2, 3], color=BLUE)
     dress(axes, title="a panel", x="layer", y="SQNR (dB)")
     return axes
@@ -108,7 +108,7 @@ def test_a_planted_deviation_is_seen(name: str) -> None:
     axes = _plain()
     plant, words = PLANTED[name]
     plant(axes)
-    assert any(found.startswith(words) for found in violations(axes.figure)), words
+    assert any(violation.startswith(words) for violation in violations(axes.figure)), words
 
 
 # What is drawn is what was given -------------------------------------------------------------------
@@ -119,46 +119,46 @@ def test_a_planted_deviation_is_seen(name: str) -> None:
 )
 def test_the_curves_of_a_sweep_are_its_levels(stem: str, places: tuple[int, ...]) -> None:
     record = sweep_records.realistic()[0]
-    made = next(each for each in SWEEPS if each.stem == stem).draw.build(record)
-    assert made is not None
-    panels = [axes for axes in made.figure.axes if has_data(axes)]
+    drawing = next(picture for picture in SWEEPS if picture.stem == stem).draw.build(record)
+    assert drawing is not None
+    panels = [axes for axes in drawing.figure.axes if has_data(axes)]
     names = ("mse", "cosine", "psnr_db", "mae", "max_abs", "relative_error")
     levels = sorted(record["levels"], key=lambda level: level["exponent"])
-    for place in places:
-        lines = [np.asarray(line.get_ydata(), dtype=float) for line in panels[place].lines]
-        expected = [level["metrics"][names[place]] for level in levels]
+    for panel_index in places:
+        lines = [np.asarray(line.get_ydata(), dtype=float) for line in panels[panel_index].lines]
+        expected = [level["metrics"][names[panel_index]] for level in levels]
         assert any(len(y) == len(expected) and y == pytest.approx(expected) for y in lines)
 
 
 def test_the_shares_of_a_block_sweep_are_its_levels() -> None:
     record = sweep_records.realistic()[1]
-    made = SWEEPS[-1].draw.build(record)
-    assert made is not None
-    panel = [axes for axes in made.figure.axes if has_data(axes)][2]
-    drawn = {line.get_label(): line.get_ydata() for line in panel.lines}
+    drawing = SWEEPS[-1].draw.build(record)
+    assert drawing is not None
+    panel = [axes for axes in drawing.figure.axes if has_data(axes)][2]
+    share_by_label = {line.get_label(): line.get_ydata() for line in panel.lines}
     for label, key in (
         ("saturated elements", "overflow_share"),
         ("flushed energy", "flush_energy"),
     ):
         expected = [100 * level[key] for level in record["levels"]]
-        assert list(drawn[label]) == pytest.approx(expected)
+        assert list(share_by_label[label]) == pytest.approx(expected)
 
 
 def test_the_loss_map_of_activations_is_the_record() -> None:
-    made = REGISTERED["activations/sqnr-input"]()
-    assert made is not None
+    drawing = REGISTERED["activations/sqnr-input"]()
+    assert drawing is not None
     record = activation_records.usual()
-    told = [
+    down_proj_entries = [
         e for e in record["layers"] if e["role"] == "input" and e["module"].endswith("down_proj")
     ]
-    axes = next(a for a in made.figure.axes if a.get_title(loc="left") == "nvfp4")
-    names = [label.get_text() for label in made.figure.axes[0].get_yticklabels()]
+    axes = next(a for a in drawing.figure.axes if a.get_title(loc="left") == "nvfp4")
+    names = [label.get_text() for label in drawing.figure.axes[0].get_yticklabels()]
     cells = axes.images[0].get_array()
     assert cells is not None
     from qgate.activation_stats.reading import losses
 
     assert list(cells[names.index("mlp.down_proj")]) == pytest.approx(
-        [losses(e)["nvfp4"].worse for e in told]
+        [losses(e)["nvfp4"].worse for e in down_proj_entries]
     )
 
 
@@ -193,11 +193,11 @@ DIFFERENT = 2.0
 
 
 def _drawn(name: str, change: Callable[[Any], None] | None = None) -> Image.Image:
-    made = REGISTERED[name]()
-    assert made is not None
+    drawing = REGISTERED[name]()
+    assert drawing is not None
     if change is not None:
-        change(made.figure)
-    return render_image(made.figure, 50)
+        change(drawing.figure)
+    return render_image(drawing.figure, 50)
 
 
 def _kept(name: str) -> Path:
@@ -208,21 +208,21 @@ def _apart(one: Image.Image, other: Image.Image) -> float:
     """Infinite for pictures of two sizes."""
     if one.size != other.size:
         return float("inf")
-    both = [np.asarray(image.convert("RGB"), dtype=np.float64) for image in (one, other)]
-    return float(np.sqrt(np.mean((both[0] - both[1]) ** 2)))
+    pixels = [np.asarray(image.convert("RGB"), dtype=np.float64) for image in (one, other)]
+    return float(np.sqrt(np.mean((pixels[0] - pixels[1]) ** 2)))
 
 
 @share(3)
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_picture_equals_its_stored_one(name: str, request: pytest.FixtureRequest) -> None:
     """After looking at it: `python -m tests.charts.test_picture_style` draws them anew."""
-    with Image.open(_kept(name)) as kept:
-        apart = _apart(_drawn(name), kept)
-    if apart > DIFFERENT:
-        made = request.getfixturevalue("tmp_path") / "drawn.png"
-        _drawn(name).save(made)
+    with Image.open(_kept(name)) as stored_image:
+        distance = _apart(_drawn(name), stored_image)
+    if distance > DIFFERENT:
+        drawn_path = request.getfixturevalue("tmp_path") / "drawn.png"
+        _drawn(name).save(drawn_path)
         pytest.fail(
-            f"{name} differs by {apart:.1f}, {DIFFERENT:g} allowed: compare {made} with "
+            f"{name} differs by {distance:.1f}, {DIFFERENT:g} allowed: compare {drawn_path} with "
             f"{_kept(name)}; python -m tests.charts.test_picture_style keeps what is drawn now"
         )
 
@@ -249,8 +249,8 @@ def _recolored(figure: Any) -> None:
 def test_a_changed_picture_differs_from_its_stored_one(
     name: str, change: Callable[[Any], None]
 ) -> None:
-    with Image.open(_kept(name)) as kept:
-        assert _apart(_drawn(name, change), kept) > DIFFERENT
+    with Image.open(_kept(name)) as stored_image:
+        assert _apart(_drawn(name, change), stored_image) > DIFFERENT
 
 
 def test_drawing_twice_gives_the_same_picture() -> None:

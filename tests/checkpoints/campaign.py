@@ -124,8 +124,8 @@ def export_all(root: Path) -> dict[str, Exported]:
         layout = folder.parent / "layout.toml"
         exports[name] = Exported(folder, parent, layout if layout.exists() else None)
     wide = write(root / "wide", gguf_exports.parent_tensors(), {})
-    made = gguf_exports.export(gguf.GGMLQuantizationType.Q8_0)
-    exports["GGUF"] = Exported(made.write(root / "gguf" / "child.gguf"), wide)
+    export = gguf_exports.export(gguf.GGMLQuantizationType.Q8_0)
+    exports["GGUF"] = Exported(export.write(root / "gguf" / "child.gguf"), wide)
     plain = onnx_exports.write_parent(root / "plain")
     path = root / "onnx" / "child.onnx"
     path.parent.mkdir()
@@ -198,10 +198,10 @@ def blocks(name: str, change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, A
     """Change the rows of bytes of a tensor of the GGUF file."""
 
     def plant(path: Path) -> None:
-        made = gguf_exports.export(gguf.GGMLQuantizationType.Q8_0)
-        data, kind = made.tensors[name]
-        made.tensors[name] = change(data.copy()), kind
-        made.write(path)
+        export = gguf_exports.export(gguf.GGMLQuantizationType.Q8_0)
+        data, kind = export.tensors[name]
+        export.tensors[name] = change(data.copy()), kind
+        export.write(path)
 
     return plant
 
@@ -268,12 +268,15 @@ def _without_a_shard(folder: Path) -> None:
         ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
     )
     with safe_open(path, "pt") as file:
-        held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    weight_map = {name: files[n >= len(held) // 2] for n, name in enumerate(sorted(held))}
-    first = {name: x for name, x in held.items() if weight_map[name] == files[0]}
+        tensors_by_name = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    weight_map = {
+        name: files[n >= len(tensors_by_name) // 2]
+        for n, name in enumerate(sorted(tensors_by_name))
+    }
+    first = {name: x for name, x in tensors_by_name.items() if weight_map[name] == files[0]}
     save_file(first, folder / files[0])
     path.unlink()
-    size = sum(x.numel() * x.element_size() for x in held.values())
+    size = sum(x.numel() * x.element_size() for x in tensors_by_name.values())
     index = {"metadata": {"total_size": size}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 

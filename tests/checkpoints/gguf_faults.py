@@ -74,8 +74,8 @@ def _set(at: slice, value: int | bytes, rows: slice = slice(3)) -> Callable[[Arr
 
 def _swap(first: slice, second: slice) -> Callable[[Array], Array]:
     def change(blocks: Array) -> Array:
-        kept = blocks[:, first].copy()
-        blocks[:, first], blocks[:, second] = blocks[:, second], kept
+        first_blocks = blocks[:, first].copy()
+        blocks[:, first], blocks[:, second] = blocks[:, second], first_blocks
         return blocks
 
     return change
@@ -172,6 +172,6 @@ def _q2_swapped(blocks: Array) -> Array:
 
 
 def planted(fault: ExportFault) -> GgufExport:
-    made = export(fault.scheme)
-    fault.plant(made)
-    return made
+    gguf_export = export(fault.scheme)
+    fault.plant(gguf_export)
+    return gguf_export

@@ -62,7 +62,7 @@ def _split(tensors: Tensors) -> tuple[Tensors, Tensors]:
 
 
 def export_gptq(seed: int, bits: int = 4, by_activation: bool = False, v2: bool = False) -> Export:
-    linear, others = _split(parent_tensors(seed))
+    linear, other_tensors = _split(parent_tensors(seed))
     weights = {
         name: with_stored_scales(
             gptq(w, activations(w.shape[1], seed=seed + number), bits, GROUP,
@@ -75,7 +75,7 @@ def export_gptq(seed: int, bits: int = 4, by_activation: bool = False, v2: bool 
     }  # fmt: skip
     if v2:
         settings["checkpoint_format"] = "gptq_v2"
-    return Export(weights, others, lambda w: gptq_parts(w, 0 if v2 else 1), settings)
+    return Export(weights, other_tensors, lambda w: gptq_parts(w, 0 if v2 else 1), settings)
 
 
 def scaled_tensors(seed: int, pairs: bool = True) -> Tensors:
@@ -100,11 +100,11 @@ def scaled_tensors(seed: int, pairs: bool = True) -> Tensors:
 
 
 def export_awq(seed: int) -> Export:
-    linear, others = _split(scaled_tensors(seed))
+    linear, other_tensors = _split(scaled_tensors(seed))
     weights = {name: with_stored_scales(nearest(w, 4, GROUP)) for name, w in linear.items()}
-    others = {name: x.bfloat16() for name, x in others.items()}
+    other_tensors = {name: x.bfloat16() for name, x in other_tensors.items()}
     settings = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}
-    return Export(weights, others, awq_parts, settings)
+    return Export(weights, other_tensors, awq_parts, settings)
 
 
 def rotated_tensors(seed: int) -> Tensors:
@@ -130,7 +130,7 @@ def rotated_tensors(seed: int) -> Tensors:
 
 
 def export_rotated(seed: int, errors_passed_on: bool = False) -> Export:
-    linear, others = _split(rotated_tensors(seed))
+    linear, other_tensors = _split(rotated_tensors(seed))
     weights = {
         name: with_stored_scales(
             gptq(w, activations(w.shape[1], seed=seed + number), 4, GROUP)
@@ -139,9 +139,9 @@ def export_rotated(seed: int, errors_passed_on: bool = False) -> Export:
         )
         for number, (name, w) in enumerate(sorted(linear.items()))
     }
-    others = {name: x.bfloat16() for name, x in others.items()}
+    other_tensors = {name: x.bfloat16() for name, x in other_tensors.items()}
     settings = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
-    return Export(weights, others, gptq_parts, settings)
+    return Export(weights, other_tensors, gptq_parts, settings)
 
 
 # Faults -------------------------------------------------------------------------------------------

@@ -268,12 +268,12 @@ def _with_linear(
     initializers: dict[str, Any] = {}
     value = "x"
     for name in LINEAR:
-        made, parts = parts_of(name, np.ascontiguousarray(tensors[f"{name}.weight"].T))
+        linear_nodes, parts = parts_of(name, np.ascontiguousarray(tensors[f"{name}.weight"].T))
         initializers |= parts | {f"{name}.bias": tensors[f"{name}.bias"]}
-        for node in made:
+        for node in linear_nodes:
             node.input[:] = [value if n == "@in" else n for n in node.input]
             node.output[:] = [f"{name}.y" if n == "@out" else n for n in node.output]
-        nodes += made
+        nodes += linear_nodes
         nodes.append(helper.make_node("Add", [f"{name}.y", f"{name}.bias"], [f"{name}.z"]))
         value = f"{name}.z"
     initializers |= {n: x for n, x in tensors.items() if n.startswith(("head", "conv"))}

@@ -76,18 +76,18 @@ def gptq(
         order = hessian.diagonal().argsort(descending=True)
     hessian = hessian[order][:, order] + damping * hessian.diagonal().mean() * torch.eye(columns)
     factor = torch.linalg.cholesky(torch.linalg.inv(hessian)).T
-    left = weight[:, order].double()
-    codes = torch.zeros_like(left)
+    unrounded = weight[:, order].double()
+    codes = torch.zeros_like(unrounded)
     scales, zeros = [], []
     for column in range(columns):
         if column % group == 0:
-            scale, zero = grid(left[:, column : column + group], bits, symmetric)
+            scale, zero = grid(unrounded[:, column : column + group], bits, symmetric)
             scales.append(scale)
             zeros.append(zero)
-        code = (left[:, column] / scales[-1] + zeros[-1]).round().clamp(0, 2**bits - 1)
+        code = (unrounded[:, column] / scales[-1] + zeros[-1]).round().clamp(0, 2**bits - 1)
         codes[:, column] = code
-        error = (left[:, column] - (code - zeros[-1]) * scales[-1]) / factor[column, column]
-        left[:, column:] -= error[:, None] * factor[column, column:]
+        error = (unrounded[:, column] - (code - zeros[-1]) * scales[-1]) / factor[column, column]
+        unrounded[:, column:] -= error[:, None] * factor[column, column:]
     back = order.argsort()
     groups = (torch.arange(columns) // group)[back]
     return IntegerWeight(

@@ -105,10 +105,10 @@ def test_the_command_holds_scales_beside_a_dump(pair: tuple[Path, Path], tmp_pat
     tensors["model.layers.2.mlp.down_proj.input_scale"] /= 8
     write(tmp_path / "wrong", tensors, json.loads((pair[0] / "config.json").read_text()))
     assert checkpoint(tmp_path / "wrong")[0] == 0, "no other check sees it"
-    status, told = checkpoint(tmp_path / "wrong", "--calibration", dump)
+    status, output = checkpoint(tmp_path / "wrong", "--calibration", dump)
     assert status == 1
-    assert "model.layers.2.mlp.down_proj.input_scale" in told
-    assert "saturate" in told
+    assert "model.layers.2.mlp.down_proj.input_scale" in output
+    assert "saturate" in output
 
 
 def test_gates_hold_the_same_scales_beside_a_dump(
@@ -146,9 +146,9 @@ def test_gates_hold_the_same_scales_beside_a_dump(
 def test_a_dump_of_something_else_is_refused(
     options: dict[str, str], words: str, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    status, told = checkpoint(pair[0], "--calibration", dump_of(tmp_path / "dump", **options))
+    status, output = checkpoint(pair[0], "--calibration", dump_of(tmp_path / "dump", **options))
     assert status == 2
-    assert words in told
+    assert words in output
 
 
 @proof
@@ -159,5 +159,5 @@ def test_a_checkpoint_without_static_scales_is_refused(
     tensors = {name: x for name, x in tensors.items() if not name.endswith("input_scale")}
     write(tmp_path / "child", tensors, json.loads((pair[0] / "config.json").read_text()))
     dump = dump_of(tmp_path / "dump")
-    status, told = checkpoint(tmp_path / "child", "--calibration", dump)
-    assert (status, "leave --calibration out" in told) == (2, True)
+    status, output = checkpoint(tmp_path / "child", "--calibration", dump)
+    assert (status, "leave --calibration out" in output) == (2, True)

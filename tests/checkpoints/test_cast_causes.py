@@ -46,9 +46,9 @@ def stored(
         codes = ratios.clamp(-448, 448).to(torch.float8_e4m3fn)
     else:
         codes = change(ratios).clamp(-most // 1, most // 1).to(torch.int8)
-    kept = scales if decoded is None else decoded(groups) / most
+    stored_scales = scales if decoded is None else decoded(groups) / most
     name = element.partition(" ")[0]
-    return QuantizedWeight(name, codes.reshape(PARENT.shape), kept, (1, group))
+    return QuantizedWeight(name, codes.reshape(PARENT.shape), stored_scales, (1, group))
 
 
 def mx(change: Callable[[Tensor], Tensor]) -> QuantizedWeight:

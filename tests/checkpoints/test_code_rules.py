@@ -39,8 +39,8 @@ def integers(rule: Callable[[Tensor], Tensor], most: int, group: int) -> Quantiz
 def test_the_rule_of_codes_is_named(
     rule: Callable[[Tensor], Tensor], words: str, most: int, group: int
 ) -> None:
-    found = describe_codes(integers(rule, most, group), PARENT)
-    assert found == words or (words and re.fullmatch(words, found)), found
+    description = describe_codes(integers(rule, most, group), PARENT)
+    assert description == words or (words and re.fullmatch(words, description)), description
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])

@@ -139,9 +139,9 @@ def _ideal(case: Case, weight: QuantizedWeight, parent: Array) -> tuple[Array, A
                 scale = float(_nearest(e4m3, np.array(amax / high / 1e-4))) * 1e-4 or 1.0
             else:
                 scale = amax / high or 1.0
-            place = slice(i * case.tile[0], None), slice(j * case.tile[1], None)
+            window = slice(i * case.tile[0], None), slice(j * case.tile[1], None)
             rounded = (_nearest(values, tile / scale + shift) - shift) * scale
-            result[place][: tile.shape[0], : tile.shape[1]] = rounded
+            result[window][: tile.shape[0], : tile.shape[1]] = rounded
             scales[i, j] = scale
     return result, scales
 

@@ -219,9 +219,9 @@ def test_gates_hold_a_gguf_file_against_what_was_accepted(parent: Path, tmp_path
     other = export(Kind.Q6_K).write(tmp_path / "other.gguf")
     texts = failures(gates_of(other, parent, baselines))
     assert any("q4_k per 32 accepted, q6_k per 16 found" in text for text in texts)
-    made = export(Kind.Q8_0)
-    made.file_type = 15
-    texts = failures(gates_of(made.write(tmp_path / "mix.gguf"), parent, baselines))
+    q8_export = export(Kind.Q8_0)
+    q8_export.file_type = 15
+    texts = failures(gates_of(q8_export.write(tmp_path / "mix.gguf"), parent, baselines))
     assert any("it says Q4_K_M, which is mostly Q4_K" in text for text in texts)
 
 
@@ -242,10 +242,10 @@ def test_a_page_draws_the_worst_blocks_in_the_order_that_they_are_compared_in(
 
 
 def test_the_worst_block_of_q_stands_beside_its_own_rows(parent: Path, tmp_path: Path) -> None:
-    made = export(Kind.Q8_0)
+    q8_export = export(Kind.Q8_0)
     for architecture in ("llama", "exaone4"):
-        made.architecture = architecture
-        path = str(made.write(tmp_path / f"{architecture}.gguf"))
+        q8_export.architecture = architecture
+        path = str(q8_export.write(tmp_path / f"{architecture}.gguf"))
         record = compare(path, str(parent), blocks=16)
         q = [block for block in record.blocks if "attn_q" in block.name]
         assert len(q) == 2

@@ -82,8 +82,8 @@ def test_a_fault_fails_with_its_subject_and_cause_first_and_is_never_accepted(
     assert any(subject in line and re.search(fault.words, line) for line in first_lines), (
         first_lines
     )
-    again = failures(gates_of(child, folders / "parent", tmp_path / "baselines"))
-    assert _named(again) >= first_lines
+    second_run = failures(gates_of(child, folders / "parent", tmp_path / "baselines"))
+    assert _named(second_run) >= first_lines
 
 
 def _named(texts: list[str]) -> set[str]:
@@ -161,8 +161,10 @@ def test_a_rule_that_says_why_allows_a_finding_at_a_site(
         (tmp_path / "qgate.toml").write_text(settings.format(sites))
         capsys.readouterr()
         assert main(command) == exit_status
-        shown = capsys.readouterr().out
-        is_allowed = "allowed by rule 1 of [limits] of qgate.toml: no tower: re:.*visual.*" in shown
+        output = capsys.readouterr().out
+        is_allowed = (
+            "allowed by rule 1 of [limits] of qgate.toml: no tower: re:.*visual.*" in output
+        )
         assert is_allowed == (sites == "visual")
     (tmp_path / "qgate.toml").write_text(settings.format("up_proj"))
     doubled = planted(pair / "child", tmp_path / "doubled", double_scales)

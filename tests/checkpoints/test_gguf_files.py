@@ -144,9 +144,9 @@ def test_parts_are_one_checkpoint_named_by_any_of_them(wide_parent: str, tmp_pat
 
 def test_a_part_of_another_export_is_refused(tmp_path: Path) -> None:
     export(Kind.Q8_0).write(tmp_path / "a" / "m.gguf", split=6)
-    made = export(Kind.Q8_0)
-    del made.tensors["blk.1.ffn_up.weight"]
-    made.write(tmp_path / "b" / "m.gguf", split=6)
+    q8_export = export(Kind.Q8_0)
+    del q8_export.tensors["blk.1.ffn_up.weight"]
+    q8_export.write(tmp_path / "b" / "m.gguf", split=6)
     name = "m-00004-of-00004.gguf"
     (tmp_path / "a" / name).write_bytes((tmp_path / "b" / name).read_bytes())
     with pytest.raises(QgateError, match=r"holds 20 tensors, and its first part states 21|is in"):
@@ -188,29 +188,29 @@ def _experts(count: int) -> tuple[dict[str, torch.Tensor], GgufExport]:
     }
     stacked = np.stack([x.float().numpy() for x in parent.values()])
     data = quantized(stacked.reshape(-1, 256), Kind.Q4_K).reshape(count, 64, -1)
-    made = GgufExport({"blk.0.ffn_up_exps.weight": (data, Kind.Q4_K)}, "qwen2moe")
-    return parent, made
+    experts_export = GgufExport({"blk.0.ffn_up_exps.weight": (data, Kind.Q4_K)}, "qwen2moe")
+    return parent, experts_export
 
 
 def test_stacked_experts_are_compared_one_after_the_other(tmp_path: Path) -> None:
-    tensors, made = _experts(12)
+    tensors, experts_export = _experts(12)
     parent = write(tmp_path / "parent", tensors, {})
-    record = compare(str(made.write(tmp_path / "a.gguf")), str(parent))
+    record = compare(str(experts_export.write(tmp_path / "a.gguf")), str(parent))
     assert record.findings == []
     assert record.weights[0].parents == tuple(tensors)
-    data, kind = made.tensors["blk.0.ffn_up_exps.weight"]
-    made.tensors["blk.0.ffn_up_exps.weight"] = data[::-1], kind
+    data, kind = experts_export.tensors["blk.0.ffn_up_exps.weight"]
+    experts_export.tensors["blk.0.ffn_up_exps.weight"] = data[::-1], kind
     with pytest.raises(QgateError, match="is not the parent"):
-        compare(str(made.write(tmp_path / "b.gguf")), str(parent))
+        compare(str(experts_export.write(tmp_path / "b.gguf")), str(parent))
 
 
 def _norm_of_gemma(plus: float) -> GgufExport:
-    made = export(Kind.Q8_0, reorders=False)
-    made.architecture = "gemma"
-    for name, (data, kind) in made.tensors.items():
+    gemma_export = export(Kind.Q8_0, reorders=False)
+    gemma_export.architecture = "gemma"
+    for name, (data, kind) in gemma_export.tensors.items():
         if name.endswith("norm.weight"):
-            made.tensors[name] = data + np.float32(plus), kind
-    return made
+            gemma_export.tensors[name] = data + np.float32(plus), kind
+    return gemma_export
 
 
 def test_norms_of_gemma_have_1_added(wide_parent: str, tmp_path: Path) -> None:
@@ -226,9 +226,9 @@ def test_rows_of_an_architecture_in_no_list_may_be_in_either_order(
     wide_parent: str, tmp_path: Path
 ) -> None:
     for reorders in (True, False):
-        made = export(Kind.Q8_0, reorders=reorders)
-        made.architecture = "exaone4"
-        record = compare(str(made.write(tmp_path / f"{reorders}.gguf")), wide_parent)
+        q8_export = export(Kind.Q8_0, reorders=reorders)
+        q8_export.architecture = "exaone4"
+        record = compare(str(q8_export.write(tmp_path / f"{reorders}.gguf")), wide_parent)
         assert [f for f in record.findings if "attn_q" in f.subject] == []
         assert [f for f in record.findings if "attn_k" in f.subject] == []
 

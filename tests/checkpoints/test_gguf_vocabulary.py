@@ -104,9 +104,9 @@ def test_a_planted_fault_is_named(
 ) -> None:
     fields = vocabulary(parent)
     plant(fields)
-    told = findings(written(tmp_path / "m.gguf", fields), parent)
-    assert len(told) == 1
-    assert words in told[0]
+    texts = findings(written(tmp_path / "m.gguf", fields), parent)
+    assert len(texts) == 1
+    assert words in texts[0]
 
 
 def test_spaces_of_added_tokens_and_other_kinds_are_not_compared(

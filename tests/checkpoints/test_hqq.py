@@ -37,8 +37,10 @@ def quantized(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
         if float(errors.abs().mean()) >= best:
             break
         best = float(errors.abs().mean())
-        kept = (errors.abs() - errors.abs().clamp_min(1e-9).pow(-0.3) / beta).relu() * errors.sign()
-        zeros = (codes - (groups - kept) * inverse).mean(1, keepdim=True)
+        shrunk_errors = (
+            errors.abs() - errors.abs().clamp_min(1e-9).pow(-0.3) / beta
+        ).relu() * errors.sign()
+        zeros = (codes - (groups - shrunk_errors) * inverse).mean(1, keepdim=True)
         beta *= 1.01
     codes = (groups * inverse + zeros).round().clamp(0, most)
     return codes.to(torch.uint8), 1 / inverse, zeros

@@ -60,8 +60,8 @@ def test_a_fault_on_top_of_a_method_is_found(fault: ExportFault, tmp_path: Path)
     findings = _compared(export, tmp_path, 0).findings
     causes = [finding.cause for finding in findings if fault.subject in finding.subject]
     assert any(re.search(fault.words, cause) for cause in causes), findings
-    others = [finding for finding in findings if fault.subject not in finding.subject]
-    assert all("undoes" in finding.cause or "norm" in finding.subject for finding in others)
+    other_findings = [finding for finding in findings if fault.subject not in finding.subject]
+    assert all("undoes" in finding.cause or "norm" in finding.subject for finding in other_findings)
 
 
 def _in_int8(tensors: dict[str, torch.Tensor], folder: Path) -> Path:

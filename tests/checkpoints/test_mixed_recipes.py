@@ -61,16 +61,18 @@ def test_gptq_that_is_not_as_its_modules_declare_is_found(
     changes: dict[str, Any], module: str, words: str, tmp_path: Path
 ) -> None:
     settings = {key: x for key, x in (DYNAMIC | changes).items() if x is not ...}
-    found = findings_of(gptq(tmp_path / "child", dynamic=settings), parent_tensors(), tmp_path)
-    assert {subject for subject, _ in found} == {
+    gptq_findings = findings_of(
+        gptq(tmp_path / "child", dynamic=settings), parent_tensors(), tmp_path
+    )
+    assert {subject for subject, _ in gptq_findings} == {
         f"model.layers.{n}.{module}.weight" for n in (0, 1)
     }
-    assert all(words in cause for _, cause in found), found
+    assert all(words in cause for _, cause in gptq_findings), gptq_findings
 
 
 def test_modules_that_a_list_of_gptq_leaves_out_are_right(tmp_path: Path) -> None:
-    others: dict[str, Any] = {key: x for key, x in DYNAMIC.items() if key[0] != "-"}
-    child = gptq(tmp_path / "a", dynamic=others, modules_in_block_to_quantize=WITH_ALL)
+    positive_rules: dict[str, Any] = {key: x for key, x in DYNAMIC.items() if key[0] != "-"}
+    child = gptq(tmp_path / "a", dynamic=positive_rules, modules_in_block_to_quantize=WITH_ALL)
     assert findings_of(child, parent_tensors(), tmp_path) == []
 
 
@@ -92,8 +94,11 @@ def test_embeddings_are_no_linear_layers_and_routers_are(tmp_path: Path) -> None
     stored[f"{experts[0]}.weight"] = parent[f"{experts[0]}.weight"]
     del stored[f"{experts[0]}.weight_scale"]
     child = write(tmp_path / "other", stored, configuration(scheme))
-    found = dict(findings_of(child, parent, tmp_path))
-    assert "it is not quantized, and the recipe declares int8" in found[f"{experts[0]}.weight"]
+    cause_by_subject = dict(findings_of(child, parent, tmp_path))
+    assert (
+        "it is not quantized, and the recipe declares int8"
+        in cause_by_subject[f"{experts[0]}.weight"]
+    )
 
 
 def test_odd_settings_of_modules_are_refused_by_name(tmp_path: Path) -> None:
@@ -102,5 +107,9 @@ def test_odd_settings_of_modules_are_refused_by_name(tmp_path: Path) -> None:
             gptq(tmp_path / "child", dynamic={"-:a": {}, "b": 3}), parent_tensors(), tmp_path
         )
     child = gptq(tmp_path / "other", dynamic=None, modules_in_block_to_quantize=None)
-    found = findings_of(child, parent_tensors(), tmp_path)
-    assert {subject.split(".")[-2] for subject, _ in found} == {"down_proj", "o_proj", "up_proj"}
+    odd_findings = findings_of(child, parent_tensors(), tmp_path)
+    assert {subject.split(".")[-2] for subject, _ in odd_findings} == {
+        "down_proj",
+        "o_proj",
+        "up_proj",
+    }

@@ -98,28 +98,28 @@ def _dequantized(model: onnx.ModelProto, codes: str, scales: list[str]) -> Array
     tensors = {t.name: t for t in model.graph.initializer}
     if node.op_type == "MatMulNBits":
         return _multiplied(node, tensors)
-    place = list(node.input).index(codes)
+    codes_index = list(node.input).index(codes)
     zero = ""
     if node.op_type in ("MatMulInteger", "ConvInteger"):
         zero = node.input[3] if len(node.input) > 3 else ""
-    elif len(node.input) > place + 2 and node.op_type != "Cast":
-        zero = node.input[place + 2]
+    elif len(node.input) > codes_index + 2 and node.op_type != "Cast":
+        zero = node.input[codes_index + 2]
     attributes = {a.name: a.i for a in node.attribute if a.name in ("axis", "block_size")}
     if node.op_type in ("MatMulInteger", "QLinearMatMul", "Cast"):
         attributes = {"axis": 1}
     elif node.op_type in ("QGemm", "QLinearConv", "ConvInteger"):
         attributes = {"axis": 0}
-    if place in (6, 8):  # a bias of sums
+    if codes_index in (6, 8):  # a bias of sums
         zero = ""
     product = math.prod(_array(model, scale) for scale in scales)
     factor = numpy_helper.from_array(
         np.asarray(product).reshape(-1) if node.op_type == "Cast" else np.asarray(product), "scale"
     )
     names = [codes, "scale", *([zero] if zero in tensors else [])]
-    made = helper.make_node("DequantizeLinear", names, ["y"], **attributes)
+    dequantize_node = helper.make_node("DequantizeLinear", names, ["y"], **attributes)
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    kept = [tensors[codes], factor, *([tensors[zero]] if zero in tensors else [])]
-    graph = helper.make_graph([made], "g", [], [output], kept)
+    initializers = [tensors[codes], factor, *([tensors[zero]] if zero in tensors else [])]
+    graph = helper.make_graph([dequantize_node], "g", [], [output], initializers)
     opset = helper.make_opsetid("", 25)
     evaluator = ReferenceEvaluator(helper.make_model(graph, opset_imports=[opset]))
     (values,) = evaluator.run(None, {})
@@ -129,12 +129,12 @@ def _dequantized(model: onnx.ModelProto, codes: str, scales: list[str]) -> Array
 def _multiplied(node: onnx.NodeProto, tensors: dict[str, TensorProto]) -> Array:
     """Return the weight of a product as outputs x inputs: what it makes of an identity."""
     inputs = next(a.i for a in node.attribute if a.name == "K")
-    made = helper.make_node(
+    multiply_node = helper.make_node(
         "MatMulNBits", ["x", *node.input[1:]], ["y"], domain="com.microsoft",
         **{a.name: a.i for a in node.attribute},
     )  # fmt: skip
     model = onnx_exports.model_of(
-        [made],
+        [multiply_node],
         {n: tensors[n] for n in node.input[1:]},
         {"x": (inputs, inputs)},
         {"y": (None, None)},
@@ -148,13 +148,13 @@ def _is_turned(model: onnx.ModelProto, codes: str) -> bool:
     operators = {n.op_type for n in model.graph.node if codes in n.input}
     if operators & {"MatMulInteger", "QLinearMatMul"}:
         return True
-    made = {n.output[0] for n in model.graph.node if codes in n.input}
-    made |= (
-        {n.output[0] for n in model.graph.node if made & set(n.input)}
+    outputs = {n.output[0] for n in model.graph.node if codes in n.input}
+    outputs |= (
+        {n.output[0] for n in model.graph.node if outputs & set(n.input)}
         if "Cast" in operators
         else set()
     )
-    return any(n.op_type == "MatMul" and made & set(n.input) for n in model.graph.node)
+    return any(n.op_type == "MatMul" and outputs & set(n.input) for n in model.graph.node)
 
 
 def test_made_up_names_become_those_of_modules(tmp_path: Path, parent: str) -> None:
@@ -197,10 +197,10 @@ def test_weights_in_floats_may_be_transposed_too(tmp_path: Path) -> None:
     for name, x in (("q", codes.astype(np.int8)), ("s", scales)):
         model.graph.initializer.append(numpy_helper.from_array(x, f"layers.0.up.weight_{name}"))
     model.graph.initializer.remove(weight)
-    made = helper.make_node(
+    dequantize_node = helper.make_node(
         "DequantizeLinear", ["layers.0.up.weight_q", "layers.0.up.weight_s"], ["layers.0.up.weight"]
     )
-    model.graph.node.insert(0, made)
+    model.graph.node.insert(0, dequantize_node)
     assert nodes["/layers/0/up/MatMul"].input[1] == "layers.0.up.weight"
     onnx.save(model, tmp_path / "model.onnx")
     tensors = onnx_exports.parent_tensors()

@@ -247,9 +247,9 @@ def test_commands_take_a_layout(
 def test_another_process_reads_the_same_weights(parent: str, tmp_path: Path) -> None:
     child, layout = export(tmp_path, "words along the inputs, transposed")
     pair = open_pair(str(child), parent, layout_file=str(layout))
-    again: CheckpointPair = pickle.loads(pickle.dumps(pair))
-    weight = next(weight for weight in again.weights if weight.packing)
-    assert again.judge(weight) == pair.judge(weight)
+    unpickled_pair: CheckpointPair = pickle.loads(pickle.dumps(pair))
+    weight = next(weight for weight in unpickled_pair.weights if weight.packing)
+    assert unpickled_pair.judge(weight) == pair.judge(weight)
 
 
 def test_codes_that_are_not_packed_take_more_than_is_declared(parent: str, tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ def test_the_recipe_written_out_is_one_to_give_back(name: str, tmp_path: Path) -
     assert record.written_recipe["ignore"] == ["lm_head"]
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(record.written_recipe))
-    again = compare(child, recipe_file=str(path))
-    assert again.findings == []
-    assert again.written_recipe == record.written_recipe
+    second_record = compare(child, recipe_file=str(path))
+    assert second_record.findings == []
+    assert second_record.written_recipe == record.written_recipe
     for kind in (".json", ".toml"):
         other = path.with_suffix(kind)
         targets = record.written_recipe["targets"]

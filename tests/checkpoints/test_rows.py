@@ -176,8 +176,8 @@ def test_every_byte_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for checkpoint in map(open_checkpoint, pair)
         for name, entry in checkpoint.entries.items()
     }
-    again = {key: size for key, size in read.items() if size > sizes[key]}
-    assert again == {}
+    repeated_reads = {key: size for key, size in read.items() if size > sizes[key]}
+    assert repeated_reads == {}
     assert {key for key in sizes if "global" not in key} <= set(read)
 
 

@@ -269,9 +269,11 @@ def test_processes_give_the_record_of_one(
     faulty: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "BATCH", 20_000)
-    here = compare(*faulty, blocks=2)
-    assert here.findings[0].cause.startswith("it was made from layers.0.up.weight, not from")
-    assert repr(compare(*faulty, workers=2, blocks=2).to_dict()) == repr(here.to_dict())
+    single_record = compare(*faulty, blocks=2)
+    assert single_record.findings[0].cause.startswith(
+        "it was made from layers.0.up.weight, not from"
+    )
+    assert repr(compare(*faulty, workers=2, blocks=2).to_dict()) == repr(single_record.to_dict())
 
 
 def test_a_graph_that_was_written_again_is_judged_again(

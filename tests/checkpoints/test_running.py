@@ -84,11 +84,11 @@ def _interrupt_at(number: int) -> Callable[[int, int], None]:
 
 @proof
 def test_processes_give_the_record_of_one(pair: Pair) -> None:
-    here = compare(*pair)
-    assert len(here.findings) == 2
+    single_record = compare(*pair)
+    assert len(single_record.findings) == 2
     steps: list[tuple[int, int]] = []
-    there = compare(*pair, lambda *done: steps.append(done), workers=2)
-    assert _texts(there) == _texts(here)
+    workers_record = compare(*pair, lambda *done: steps.append(done), workers=2)
+    assert _texts(workers_record) == _texts(single_record)
     assert steps == sorted(steps)
     assert steps[-1] == (21, 21)
     assert len(steps) > 4
@@ -126,8 +126,8 @@ def test_a_killed_run_goes_on_where_it_was(
     before = list(names)
     names.clear()
     assert len(list(folder.iterdir())) == 1
-    again = compare(*pair, unfinished=folder)
-    assert _texts(again) == _texts(whole)
+    resumed_record = compare(*pair, unfinished=folder)
+    assert _texts(resumed_record) == _texts(whole)
     assert 21 - len(before) <= len(names) < 21
     assert len(set(before) & set(names)) < len(before)
     assert list(folder.iterdir()) == []
@@ -231,10 +231,10 @@ def store(pair: Pair) -> Iterator[Pair]:
 
 
 def test_a_pair_in_a_store_has_the_record_of_one_on_disk(store: Pair, pair: Pair) -> None:
-    there, here = compare(*store).to_dict(), compare(*pair).to_dict()
-    for record in (there, here):
+    store_record, disk_record = compare(*store).to_dict(), compare(*pair).to_dict()
+    for record in (store_record, disk_record):
         del record["child"], record["parent"]
-    assert repr(there) == repr(here)
+    assert repr(store_record) == repr(disk_record)
 
 
 def test_a_store_that_ends_in_the_middle_is_one_line(

@@ -37,9 +37,9 @@ def in_tiles(weight: Tensor, tile: tuple[int, int] = (128, 128)) -> tuple[Tensor
     scales = torch.empty(-(-weight.shape[0] // height), -(-weight.shape[1] // width))
     for i in range(scales.shape[0]):
         for j in range(scales.shape[1]):
-            place = slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width)
-            scales[i, j] = weight[place].abs().max() / 448
-            values[place] = (weight[place] / scales[i, j]).to(torch.float8_e4m3fn)
+            window = slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width)
+            scales[i, j] = weight[window].abs().max() / 448
+            values[window] = (weight[window] / scales[i, j]).to(torch.float8_e4m3fn)
     return values, scales
 
 

@@ -42,8 +42,8 @@ def complaint(capsys: Capsys, *argv: str) -> str:
 def candidate(
     value: float = 2e-4, mode: str = "2-1", source: str = "test_a", **origin: object
 ) -> None:
-    made = Candidate(replace(ORIGIN, **origin), mode, source, {key(): value})  # type: ignore[arg-type]
-    write_candidate(CANDIDATES, made)
+    new_candidate = Candidate(replace(ORIGIN, **origin), mode, source, {key(): value})  # type: ignore[arg-type]
+    write_candidate(CANDIDATES, new_candidate)
 
 
 # list and verify -------------------------------------------------------------------------------
@@ -62,18 +62,18 @@ def test_list_says_what_there_is_and_what_it_was_made_with(capsys: Capsys) -> No
 
 @pytest.mark.parametrize("verb", ["list", "verify", "prune --mode 2-1"])
 def test_no_baseline_is_not_all_well(verb: str, capsys: Capsys) -> None:
-    verb, *rest = verb.split()
-    assert "'empty'" in complaint(capsys, verb, *rest, "--baselines", "empty")
-    assert "'tiny'" not in complaint(capsys, verb, *rest, "--baselines", "empty")
+    verb, *arguments = verb.split()
+    assert "'empty'" in complaint(capsys, verb, *arguments, "--baselines", "empty")
+    assert "'tiny'" not in complaint(capsys, verb, *arguments, "--baselines", "empty")
     assert "unknown model" in complaint(capsys, verb, "--model", "other")
 
 
 @pytest.mark.parametrize("verb", ["list", "verify", "accept", "prune"])
 def test_a_url_is_no_folder_of_baselines(verb: str, capsys: Capsys) -> None:
     assert main(["baselines", verb, "--baselines", "s3://bucket/base"]) == 2
-    told = capsys.readouterr().err
-    assert "the folder of baselines 's3://bucket/base' is a URL, and has to be a path" in told
-    assert "such as baselines, and commit it" in told
+    error_text = capsys.readouterr().err
+    assert "the folder of baselines 's3://bucket/base' is a URL, and has to be a path" in error_text
+    assert "such as baselines, and commit it" in error_text
 
 
 def test_verify_is_green_on_what_was_recorded(capsys: Capsys) -> None:
@@ -111,8 +111,8 @@ def test_verify_sees_folders_without_a_manifest_and_damaged_ones(
 
 def test_prune_asks_what_to_remove(store: Store, capsys: Capsys) -> None:
     before = contents(store.folder)
-    said = complaint(capsys, "prune")
-    assert all(word in said for word in ("--mode", "--model", "--results"))
+    message = complaint(capsys, "prune")
+    assert all(word in message for word in ("--mode", "--model", "--results"))
     assert contents(store.folder) == before
 
 
@@ -135,10 +135,10 @@ def test_prune_removes_what_a_complete_run_did_not_measure(store: Store, capsys:
     assert "1 accepted errors would go" in out
     assert contents(store.folder) == before
     assert baselines("prune", "--results", results) == 0
-    found = store.accepted("2-1")
-    assert found is not None
-    assert key("layers.7:output") not in found.values
-    assert len(found.values) == 12, "another suite, which did not run, is not looked at"
+    accepted = store.accepted("2-1")
+    assert accepted is not None
+    assert key("layers.7:output") not in accepted.values
+    assert len(accepted.values) == 12, "another suite, which did not run, is not looked at"
     assert store.modes() == ["2-1", "2-4"]
     capsys.readouterr()
     assert baselines("prune", "--results", results) == 0
@@ -181,9 +181,9 @@ def test_prune_removes_what_is_named(argv: list[str], left: list[str], store: St
 
 def test_prune_of_nothing_is_an_error(capsys: Capsys) -> None:
     for named in ("5-*", "2-1,5-*"):
-        said = complaint(capsys, "prune", "--mode", named)
-        assert "'5-*'" in said
-        assert "2-1, 2-4" in said
+        message = complaint(capsys, "prune", "--mode", named)
+        assert "'5-*'" in message
+        assert "2-1, 2-4" in message
 
 
 # accept ----------------------------------------------------------------------------------------
@@ -278,9 +278,9 @@ def test_a_new_entry_is_shown_as_new(store: Store, capsys: Capsys) -> None:
     assert "none -> 1.5" in capsys.readouterr().out
     assert baselines("accept") == 0
     assert "none -> 1.5" in capsys.readouterr().out
-    found = store.accepted("2-1")
-    assert found is not None
-    assert found.values[new] == 1.5
+    accepted = store.accepted("2-1")
+    assert accepted is not None
+    assert accepted.values[new] == 1.5
 
 
 def test_a_commit_of_accepted_errors_has_what_moved_as_its_message(
@@ -358,15 +358,18 @@ def zipped(*entries: tuple[str, bytes]) -> str:
 
 
 def test_accept_takes_the_artifact_of_ci(store: Store, capsys: Capsys) -> None:
-    made = Candidate(ORIGIN, "2-1", "test_a", {key(): 2e-4}).to_bytes()
+    candidate_bytes = Candidate(ORIGIN, "2-1", "test_a", {key(): 2e-4}).to_bytes()
     for folder in ("qgate-out/candidates", "candidates", "run 7/qgate-out/candidates"):
         other = ("qgate-out/results.jsonl", b"{}"), (f"{folder}/note.txt", b"x")
-        assert baselines("accept", zipped((f"{folder}/a.json", made), *other), "--dry-run") == 0
+        assert (
+            baselines("accept", zipped((f"{folder}/a.json", candidate_bytes), *other), "--dry-run")
+            == 0
+        )
         assert "0.0001 -> 0.0002" in capsys.readouterr().out
     assert baselines("accept", "artifact.zip") == 0
-    found = store.accepted("2-1")
-    assert found is not None
-    assert found.values[key()] == 2e-4
+    accepted = store.accepted("2-1")
+    assert accepted is not None
+    assert accepted.values[key()] == 2e-4
 
 
 def test_a_zip_file_that_is_none_of_ours_is_refused(store: Store, capsys: Capsys) -> None:

@@ -144,13 +144,13 @@ def stats(stem: str) -> dict[str, Any]:
         raise AssertionError(f"{name} is no JSON")
 
     text = Path(f"out/mode_{stem}_stats.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text, parse_constant=refuse)
-    return found
+    record: dict[str, Any] = json.loads(text, parse_constant=refuse)
+    return record
 
 
 def loaded(stem: str, layer: int) -> np.ndarray:
-    found: np.ndarray = np.load(f"out/mode_{stem}_layer_{layer}.npy", allow_pickle=False)
-    return found
+    values: np.ndarray = np.load(f"out/mode_{stem}_layer_{layer}.npy", allow_pickle=False)
+    return values
 
 
 def test_a_mode_and_its_reference_are_written_as_users_know_them(capsys: Capsys) -> None:
@@ -171,23 +171,23 @@ def test_a_mode_and_its_reference_are_written_as_users_know_them(capsys: Capsys)
         "2-1": "fp32-rotated", "0": "fp32-rotated", "mxfp8": "fp32", "fp32": None,
         "fp32-rotated": None,
     }  # fmt: skip
-    said = {line.split()[0]: line.partition("; ")[2] for line in out.splitlines()}
-    assert said["2-1"] == "its reference is mode_fp32-rotated_layer_*.npy"
-    assert said["mxfp8"] == "its reference is mode_fp32_layer_*.npy"
-    assert said["fp32"] == ""
+    note_by_mode = {line.split()[0]: line.partition("; ")[2] for line in out.splitlines()}
+    assert note_by_mode["2-1"] == "its reference is mode_fp32-rotated_layer_*.npy"
+    assert note_by_mode["mxfp8"] == "its reference is mode_fp32_layer_*.npy"
+    assert note_by_mode["fp32"] == ""
     casts = record["casts"]["backbone.layers.0.mixer.u_cast"]
     assert casts["values"] > 0
     assert casts["nonfinite"] == 0
     for layer in (0, 4):
-        kept, values = record["layers"][f"layer_{layer}"], loaded("2-1", layer)
+        layer_stats, values = record["layers"][f"layer_{layer}"], loaded("2-1", layer)
         assert values.dtype == np.float32
-        assert values.shape == tuple(kept["shape"]) == (64, 128)
-        assert kept["tokens"] == [64]
+        assert values.shape == tuple(layer_stats["shape"]) == (64, 128)
+        assert layer_stats["tokens"] == [64]
         wide = values.astype(np.float64)
         expected = [wide.mean(), wide.std(), wide.min(), wide.max()]
-        found = [kept[key] for key in ("mean", "std", "min", "max")]
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
-        assert kept["reason"] == ""
+        statistics = [layer_stats[key] for key in ("mean", "std", "min", "max")]
+        np.testing.assert_allclose(statistics, expected, rtol=1e-12)
+        assert layer_stats["reason"] == ""
     # Dead branches and a reference that is a mode in disguise would make these equal.
     assert not np.array_equal(loaded("0", 4), loaded("fp32-rotated", 4))
     assert not np.array_equal(loaded("fp32", 4), loaded("fp32-rotated", 4))
@@ -275,8 +275,8 @@ def test_layers_are_chosen(layers: str, found: list[int]) -> None:
 def test_what_cannot_be_captured_is_an_error(
     argv: list[str], words: list[str], capsys: Capsys
 ) -> None:
-    said = complaint(capsys, *argv, *own())
-    assert all(word in said for word in words)
+    message = complaint(capsys, *argv, *own())
+    assert all(word in message for word in words)
     assert not [name for name in names() if "fp32" not in name]
 
 
@@ -292,9 +292,9 @@ def test_numbers_that_are_not_finite_are_null_with_a_reason(capsys: Capsys) -> N
 
 @pytest.mark.parametrize(("build", "word"), [("not_fp32", "layers.0.mix"), ("half", "float16")])
 def test_a_reference_that_is_quantized_is_none(build: str, word: str, capsys: Capsys) -> None:
-    said = complaint(capsys, "--mode", "int8", *own(build))
-    assert word in said
-    assert "FP32" in said
+    message = complaint(capsys, "--mode", "int8", *own(build))
+    assert word in message
+    assert "FP32" in message
     assert names() == []
 
 
@@ -302,8 +302,8 @@ def test_a_folder_belongs_to_one_model_and_choice(capsys: Capsys) -> None:
     assert capture("--mode", "int8", *own()) == 0
     Path("out/notes.txt").write_text("mine", encoding="utf-8")
     before = {name: Path("out", name).read_bytes() for name in names()}
-    said = complaint(capsys, "--mode", "mxfp8", "--model", "tiny-llama", *SMALL)
-    assert all(word in said for word in ["'out'", "'own'", "'tiny-llama'", "--overwrite"])
+    message = complaint(capsys, "--mode", "mxfp8", "--model", "tiny-llama", *SMALL)
+    assert all(word in message for word in ["'out'", "'own'", "'tiny-llama'", "--overwrite"])
     other_inputs = [*own()[:-1], "2"]
     assert "inputs" in complaint(capsys, "--mode", "int8", *other_inputs)
     assert "layers" in complaint(capsys, "--mode", "int8", "--layers", "all", *own())
@@ -317,8 +317,8 @@ def test_a_folder_belongs_to_one_model_and_choice(capsys: Capsys) -> None:
 def test_a_folder_of_another_tool_is_refused(capsys: Capsys) -> None:
     Path("out").mkdir()
     Path("out/mode_2-1_stats.json").write_text('{"layer_0": {}}', encoding="utf-8")
-    said = complaint(capsys, "--mode", "int8", *own())
-    assert "mode_2-1_stats.json" in said
+    message = complaint(capsys, "--mode", "int8", *own())
+    assert "mode_2-1_stats.json" in message
     assert names() == ["mode_2-1_stats.json"]
     assert capture("--mode", "int8", "--overwrite", *own()) == 0
     assert "mode_2-1_stats.json" not in names()
@@ -346,8 +346,8 @@ def test_a_run_that_fails_leaves_what_was_there(
         real(self, blocks)
 
     monkeypatch.setattr(shards.ShardWriter, "add", full)
-    said = complaint(capsys, "--mode", "int8", *own())
-    assert "No space left" in said
+    message = complaint(capsys, "--mode", "int8", *own())
+    assert "No space left" in message
     assert {name: Path("out", name).read_bytes() for name in names()} == before
     # A fresh folder stays empty: no layer without its stats, no temporary file.
     assert main(["layers", "capture", "--mode", "int8", "--output-dir", "fresh", *own()]) == 2
@@ -356,8 +356,8 @@ def test_a_run_that_fails_leaves_what_was_there(
 
 def test_a_folder_that_cannot_be_written_is_said_before_the_work(capsys: Capsys) -> None:
     Path("out").write_text("a file", encoding="utf-8")
-    said = complaint(capsys, "--mode", "int8", *own())
-    assert "'out' is a file; name a folder with --output-dir" in said
+    message = complaint(capsys, "--mode", "int8", *own())
+    assert "'out' is a file; name a folder with --output-dir" in message
     Path("out").unlink()
     Path("out").mkdir(mode=0o555)
     if os.geteuid():

@@ -22,8 +22,10 @@ SHARED = {"--help", "--quiet", "--color"}
 
 def options_of(command: argparse.ArgumentParser) -> list[str]:
     """Return the options that the help of a command lists, but those of all commands."""
-    shown = [action for action in command._actions if action.help != argparse.SUPPRESS]
-    names = [max(action.option_strings, key=len) for action in shown if action.option_strings]
+    public_actions = [action for action in command._actions if action.help != argparse.SUPPRESS]
+    names = [
+        max(action.option_strings, key=len) for action in public_actions if action.option_strings
+    ]
     return [name for name in names if name not in SHARED]
 
 

@@ -71,8 +71,8 @@ def record(expected: int = 0, mode: str = "m") -> dict[str, Any]:
 
     assert compare(mode, "--save-comparison", "deep/er/c.json") == expected
     text = Path("deep/er/c.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text, parse_constant=refuse)
-    return found
+    comparison: dict[str, Any] = json.loads(text, parse_constant=refuse)
+    return comparison
 
 
 def complaint(capsys: Capsys, *argv: str) -> str:
@@ -98,10 +98,10 @@ def edited(mode: str = "m") -> tuple[Path, dict[str, Any]]:
 
 def test_every_number_is_that_of_the_plain_formula() -> None:
     standard()
-    found = record()
-    assert (found["compared_mode"], found["reference_mode"]) == ("m", "fp32")
+    comparison = record()
+    assert (comparison["compared_mode"], comparison["reference_mode"]) == ("m", "fp32")
     for index in range(3):
-        layer = found["layers"][f"layer_{index}"]
+        layer = comparison["layers"][f"layer_{index}"]
         a, r = A[index].astype(np.float64), R[index].astype(np.float64)
         d = a - r
         expected = {
@@ -126,8 +126,10 @@ def test_every_number_is_that_of_the_plain_formula() -> None:
         token = layer["worst_token"]
         assert (token["index"], token["sample"]) == (worst, int(worst >= 7))
         assert token["token"] == worst - 7 * (worst >= 7)
-    averages = [np.mean([v[k] for v in found["layers"].values()]) for k in ("mse", "correlation")]
-    summary = found["summary"]
+    averages = [
+        np.mean([v[k] for v in comparison["layers"].values()]) for k in ("mse", "correlation")
+    ]
+    summary = comparison["summary"]
     np.testing.assert_allclose([summary["avg_mse"], summary["avg_correlation"]], averages)
 
 
@@ -194,16 +196,18 @@ def test_at_the_edge_of_a_band_the_figures_are_in_the_band_of_the_word(
     key: str, value: float, word: str, capsys: Capsys
 ) -> None:
     standard()
-    found = record()
-    found["layers"]["layer_0"][key] = value
+    comparison = record()
+    comparison["layers"]["layer_0"][key] = value
     capsys.readouterr()
     (line,) = [
         line
-        for line in comparison_lines({**found, "layers": {"layer_0": found["layers"]["layer_0"]}})
+        for line in comparison_lines(
+            {**comparison, "layers": {"layer_0": comparison["layers"]["layer_0"]}}
+        )
         if line.startswith({"mse": "  MSE  ", "correlation": "  Correlation  "}[key])
     ][:1]
-    text, said = line.split()[1:]
-    assert said == word
+    text, band = line.split()[1:]
+    assert band == word
     assert grades_of({key: float(text)}) == {key: word}
 
 
@@ -213,9 +217,9 @@ def test_bands_are_said_and_percentiles_are_exact(capsys: Capsys) -> None:
     text = capsys.readouterr().out
     assert "Percentiles of |difference|:" in text
     assert compare("--all") == 0
-    for said in (text, capsys.readouterr().out):
-        assert "MSE excellent < 1e-4, good < 1e-3, fair < 1e-2, else poor" in said
-        assert "correlation excellent > 0.9999, good > 0.999, fair > 0.99, else poor" in said
+    for output in (text, capsys.readouterr().out):
+        assert "MSE excellent < 1e-4, good < 1e-3, fair < 1e-2, else poor" in output
+        assert "correlation excellent > 0.9999, good > 0.999, fair > 0.99, else poor" in output
 
 
 def test_a_value_that_is_no_number_is_graded_as_pytest_suites_does(capsys: Capsys) -> None:
@@ -238,8 +242,8 @@ def test_small_tensors_have_their_true_relative_error() -> None:
 
 def test_a_zero_reference_is_said_and_a_constant_one_has_a_correlation(capsys: Capsys) -> None:
     both({0: A[0], 1: A[1]}, {0: R[0] * 0, 1: R[1] * 0 + 3})
-    found = record()
-    zero, constant = found["layers"]["layer_0"], found["layers"]["layer_1"]
+    comparison = record()
+    zero, constant = comparison["layers"]["layer_0"], comparison["layers"]["layer_1"]
     assert zero["relative_mse"] is None
     assert zero["reasons"]["relative_mse"] == "reference energy zero"
     assert "reference energy zero" in capsys.readouterr().out
@@ -282,16 +286,16 @@ def test_a_value_that_is_not_finite_fails(where: str, value: float, capsys: Caps
     odd[8, 2] = value
     sides = ({0: R[0], 1: odd}, {0: R[0], 1: R[1]})
     both(*(sides if where == "mode" else sides[::-1]))
-    found = record(1)
-    layer = found["layers"]["layer_1"]
+    comparison = record(1)
+    layer = comparison["layers"]["layer_1"]
     assert layer["mse"] is None
     assert "not finite" in layer["reasons"]["mse"]
     side = "mode" if where == "mode" else "fp"
     assert layer[f"{side}_nonfinite"]["total"] == 1
     assert layer["first_nonfinite"] == [8, 2]
-    assert found["summary"]["avg_mse"] is None
-    assert "layer_1" in found["summary"]["reasons"]["avg_mse"]
-    assert found["layers"]["layer_0"]["mse"] == 0.0
+    assert comparison["summary"]["avg_mse"] is None
+    assert "layer_1" in comparison["summary"]["reasons"]["avg_mse"]
+    assert comparison["layers"]["layer_0"]["mse"] == 0.0
     assert "FAILED: layer_1: 1 values" in capsys.readouterr().out
 
 
@@ -335,9 +339,9 @@ def test_a_changed_file_is_refused(capsys: Capsys) -> None:
     data = bytearray(file(1).read_bytes())
     data[-3] ^= 1
     file(1).write_bytes(data)
-    said = complaint(capsys)
-    assert "mode_m_layer_1.npy" in said
-    assert "SHA-256" in said
+    message = complaint(capsys)
+    assert "mode_m_layer_1.npy" in message
+    assert "SHA-256" in message
     file(1).write_bytes(data[:-40])
     assert "mode_m_layer_1.npy" in complaint(capsys)
     file(1).unlink()
@@ -349,13 +353,13 @@ def test_a_pickle_is_not_run(capsys: Capsys) -> None:
 
     standard()
     np.save(file(), np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    path, found = edited()
-    found["layers"]["layer_0"]["sha256"] = hashlib.sha256(file().read_bytes()).hexdigest()
-    path.write_text(json.dumps(found), encoding="utf-8")
+    path, stats_record = edited()
+    stats_record["layers"]["layer_0"]["sha256"] = hashlib.sha256(file().read_bytes()).hexdigest()
+    path.write_text(json.dumps(stats_record), encoding="utf-8")
     assert "cannot be read" in complaint(capsys)
     np.save(file(), R[0].astype(np.float64))
-    found["layers"]["layer_0"]["sha256"] = hashlib.sha256(file().read_bytes()).hexdigest()
-    path.write_text(json.dumps(found), encoding="utf-8")
+    stats_record["layers"]["layer_0"]["sha256"] = hashlib.sha256(file().read_bytes()).hexdigest()
+    path.write_text(json.dumps(stats_record), encoding="utf-8")
     assert "float64" in complaint(capsys)
 
 
@@ -371,9 +375,9 @@ def test_captures_of_different_things_are_not_compared(
     change: dict[str, Any], word: str, capsys: Capsys
 ) -> None:
     both({0: A[0]}, {0: R[0]}, **change)
-    said = complaint(capsys)
-    assert word in said
-    assert "mode m and reference fp32" in said
+    message = complaint(capsys)
+    assert word in message
+    assert "mode m and reference fp32" in message
 
 
 def test_another_calibration_is_another_thing(capsys: Capsys) -> None:
@@ -384,9 +388,9 @@ def test_another_calibration_is_another_thing(capsys: Capsys) -> None:
 
 def test_shapes_and_lengths_have_to_agree(capsys: Capsys) -> None:
     both({0: A[0][:, :5].copy()}, {0: R[0]})
-    said = complaint(capsys)
-    assert "[12, 5]" in said
-    assert "[12, 6]" in said
+    message = complaint(capsys)
+    assert "[12, 5]" in message
+    assert "[12, 6]" in message
     dump(replace(OF, mode="m"), {0: A[0]}, split=6)
     assert "tokens [6, 6] and [7, 5]" in complaint(capsys)
 
@@ -402,15 +406,15 @@ def test_the_reference_is_the_one_in_the_basis_of_the_mode(capsys: Capsys) -> No
     both({0: A[0]}, {0: R[0]}, basis="rotated")
     assert "basis 'rotated'" in complaint(capsys)
     dump(replace(OF, basis="rotated"), {0: R[0]})
-    found = record()
-    assert (found["reference_mode"], found["basis"]) == ("fp32-rotated", "rotated")
+    comparison = record()
+    assert (comparison["reference_mode"], comparison["basis"]) == ("fp32-rotated", "rotated")
     text = capsys.readouterr().out
     assert "reference mode_fp32-rotated_layer_*.npy: fp32 in the basis of the mode" in text
     assert compare("--all") == 0
     assert "Compared with fp32-rotated: m" in capsys.readouterr().out.splitlines()
     dump(replace(OF, mode="plain"), {0: A[0]})
-    said = complaint(capsys, "plain", "--reference", "m")
-    assert "basis 'plain' and 'rotated'" in said
+    message = complaint(capsys, "plain", "--reference", "m")
+    assert "basis 'plain' and 'rotated'" in message
 
 
 @pytest.mark.parametrize(
@@ -432,13 +436,13 @@ def test_the_reference_is_the_one_in_the_basis_of_the_mode(capsys: Capsys) -> No
 )
 def test_a_stats_file_is_not_believed_blindly(edit: Any, word: str, capsys: Capsys) -> None:
     standard()
-    path, found = edited()
-    edit(found)
-    path.write_text(json.dumps(found), encoding="utf-8")
-    said = complaint(capsys)
-    assert "mode_m_stats.json" in said
+    path, stats_record = edited()
+    edit(stats_record)
+    path.write_text(json.dumps(stats_record), encoding="utf-8")
+    message = complaint(capsys)
+    assert "mode_m_stats.json" in message
     if word != "layer_0":
-        assert word in said
+        assert word in message
 
 
 @pytest.mark.parametrize(

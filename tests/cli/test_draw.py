@@ -48,12 +48,12 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
                         x = torch.randn(64, 64, generator=generator)
                         x = x * (1 + noise) * (1e-5 if operation == "backward" else 1)
                         x = x.reshape(1, 1, 64, 64).softmax(-1) if "weights" in name else x
-                        told = record(
+                        tensor_record = record(
                             order, layer_type=kind, operation=operation, name=name, layer=layer,
                             module=f"layers.{layer}.{kind}", quant_type=quant, rank=rank,
                             world_size=3, sample=layer,
                         )  # fmt: skip
-                        writer.add(told, x.bfloat16())
+                        writer.add(tensor_record, x.bfloat16())
                         order += 1
     return folder
 
@@ -93,8 +93,8 @@ def test_draw_writes_every_topic(drawn: Path) -> None:
     for name in ("quick_analysis.png", "tensor_stats.txt", "index.html", "analysis.json"):
         assert (drawn / name).stat().st_size > 0
     assert len(pd.read_csv(drawn / "statistics/tensors.csv")) == 60
-    told = json.loads((drawn / "analysis.json").read_text())
-    assert told["comparison"]["second"] == "mxfp8"
+    analysis = json.loads((drawn / "analysis.json").read_text())
+    assert analysis["comparison"]["second"] == "mxfp8"
 
 
 @proof
@@ -141,8 +141,8 @@ def test_quick_says_how_many_tensors_it_read(
     monkeypatch.setattr(_draw, "_QUICK_TENSORS", 7)
     assert run("dumps", "draw", dump, "--quick", "--where", "layer=0") == 0
     assert "7 of 30 tensors were looked at, evenly spaced" in capsys.readouterr().out
-    looked = analyze_dump(dump, request=DrawingRequest(tensors=7))
-    assert summary_line(looked).startswith("7 of 60 tensors, evenly spaced, ")
+    analysis = analyze_dump(dump, request=DrawingRequest(tensors=7))
+    assert summary_line(analysis).startswith("7 of 60 tensors, evenly spaced, ")
 
 
 @pytest.mark.usefixtures("here")
@@ -252,8 +252,8 @@ def test_the_console_says_why_a_topic_has_no_pictures(
 def test_an_analysis_in_a_bucket_is_drawn_again(dump: Path, memory: Any) -> None:
     assert run("dumps", "draw", dump, "--output-dir", "memory://a/draw", "--no-plots") == 0
     first = {name: memory.cat(name) for name in memory.find("/a")}
-    again = "memory://a/draw/analysis.json"
-    assert run("dumps", "draw", again, "--output-dir", "memory://a/draw", "--no-plots") == 0
+    analysis_url = "memory://a/draw/analysis.json"
+    assert run("dumps", "draw", analysis_url, "--output-dir", "memory://a/draw", "--no-plots") == 0
     assert {name: memory.cat(name) for name in memory.find("/a")} == first
     assert {"/a/draw/index.html", "/a/draw/written.json"} < first.keys()
 
@@ -291,8 +291,8 @@ def test_a_bucket_that_refuses_is_named(
         return opened(store, path, mode, **options)
 
     monkeypatch.setattr(type(memory), "_open", refuse)
-    told = refusal(
+    message = refusal(
         capsys, "dumps", "draw", dump, "--quick", "--where", "layer=0", "--output-dir", "memory://a"
     )
-    assert "Access Denied" in told
-    assert "memory://a/" in told
+    assert "Access Denied" in message
+    assert "memory://a/" in message

@@ -27,12 +27,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         with DumpWriter(
             Path("a"), rank=rank, world_size=2, header={"model": "m\x1b[31m"}
         ) as writer:
-            told = {"rank": rank, "world_size": 2, "quant_type": "mxfp8"}
-            writer.add(record(0, module="layers.0.q", **told), X)
-            writer.add(record(1, module="layers.0.q", phase="post", name="output", **told), X * 2)
+            fields = {"rank": rank, "world_size": 2, "quant_type": "mxfp8"}
+            writer.add(record(0, module="layers.0.q", **fields), X)
+            writer.add(record(1, module="layers.0.q", phase="post", name="output", **fields), X * 2)
             writer.add(
                 record(2, operation="backward", name="grad_output", module="x\ny", layer=None,
-                       nonfinite={"nan": 3}, **told), X + rank,
+                       nonfinite={"nan": 3}, **fields), X + rank,
             )  # fmt: skip
     known(Path("known"), X.bfloat16(), counter=1)
     Path("known/torn.pt").write_bytes(b"PK")
@@ -66,10 +66,10 @@ def test_ls(capsys: Capsys) -> None:
         "quant_type=mxfp8",
     )
     assert len(text.splitlines()) == 3
-    told = json.loads(
+    rows = json.loads(
         dumps(capsys, "ls", "a", "--where", "layer=0", "--where", "iteration=0", "--json")
     )
-    assert [each["order"] for each in told] == [0, 1, 0, 1]
+    assert [row["order"] for row in rows] == [0, 1, 0, 1]
     assert "note: skipped torn.pt: it is torn" in dumps(capsys, "ls", "known")
 
 
@@ -99,8 +99,8 @@ def test_info(capsys: Capsys) -> None:
     rows = [line.split() for line in text.splitlines()]
     assert ["operation", "backward", "2", "96", "B"] in rows
     assert ["forward", "4", "192", "B"] in rows
-    told = json.loads(dumps(capsys, "info", "a", "--json"))
-    assert told["by"]["name"]["grad_output"] == {"records": 2, "bytes": 96}
+    info = json.loads(dumps(capsys, "info", "a", "--json"))
+    assert info["by"]["name"]["grad_output"] == {"records": 2, "bytes": 96}
     assert "unknown" in dumps(capsys, "info", "known")
     writer = DumpWriter(Path("open"))
     writer.add(record(0), X)
@@ -173,11 +173,11 @@ def test_compare_says_what_differs_first_and_the_worst_first(capsys: Capsys) -> 
     text = dumps(capsys, "compare", "c", "d", "--limit", "1", "--relative-mse", "0.001", status=1)
     assert text.startswith("failed: relative_mse 0.0949 > 0.001 at L0 q forward input")
     assert "and 1 more" in text
-    told = json.loads(dumps(capsys, "compare", "c", "d", "--json", "--relative-mse", "1"))
-    assert told["passed"] is True
-    assert told["first"]["origin"] == "local"
-    assert told["first"]["fault"].endswith("0.5 is added to every value of the result")
-    assert [each["kind"] for each in told["pairs"]] == ["equal", "differs", "differs"]
+    comparison = json.loads(dumps(capsys, "compare", "c", "d", "--json", "--relative-mse", "1"))
+    assert comparison["passed"] is True
+    assert comparison["first"]["origin"] == "local"
+    assert comparison["first"]["fault"].endswith("0.5 is added to every value of the result")
+    assert [pair["kind"] for pair in comparison["pairs"]] == ["equal", "differs", "differs"]
 
 
 def test_compare_can_allow_what_is_in_one_only(capsys: Capsys) -> None:

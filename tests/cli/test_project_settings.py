@@ -105,17 +105,19 @@ def test_capture_without_modes_says_how_to_name_them(project: Path, capsys: Caps
 
 
 def test_activations_start_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
+    settings_used: dict[str, Any] = {}
 
     def look(model: object, settings: Any) -> int:
-        seen.update(model=model, samples=settings.data.num_samples, length=settings.data.seq_len)
+        settings_used.update(
+            model=model, samples=settings.data.num_samples, length=settings.data.seq_len
+        )
         return 0
 
     monkeypatch.setattr(_activation_runs, "_dry_run", look)
     assert main(["activations", "--dry-run", "--data.seq_len", "32"]) == 0
-    assert seen == {"model": "own_of_settings_test:build", "samples": 3, "length": 32}
+    assert settings_used == {"model": "own_of_settings_test:build", "samples": 3, "length": 32}
     assert main(["activations", "--dry-run", "--model", "tiny-llama"]) == 0
-    assert seen == {"model": "tiny-llama", "samples": 3, "length": 16}
+    assert settings_used == {"model": "tiny-llama", "samples": 3, "length": 16}
 
 
 def test_baselines_candidates_and_results_are_those_of_the_project(

@@ -53,14 +53,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 JSON: dict[str, tuple[int, Callable[[Any], object], object]] = {
-    "show formats": (0, lambda d: [each["name"] for each in d], list(FORMATS.names())),
+    "show formats": (0, lambda d: [fmt["name"] for fmt in d], list(FORMATS.names())),
     "show formats fp4_e2m1": (0, lambda d: (d["max"], d["values"][:3]), (6.0, [0.0, 0.5, 1.0])),
-    "show modes int8": (0, lambda d: [(each["mode"], each["models"]) for each in d], [("int8", ["any"])]),
+    "show modes int8": (0, lambda d: [(mode_row["mode"], mode_row["models"]) for mode_row in d], [("int8", ["any"])]),
     "baselines list": (0, lambda d: d[0]["modes"]["2-4"]["entries"], 1),
     "baselines verify": (0, lambda d: (d["passed"], d["problems"]), (True, [])),
     "baselines prune --mode 2-4 --dry-run": (0, lambda d: d["changes"][-1]["old"], 0.5),
     "baselines accept --dry-run": (0, lambda d: [c["new"] for c in d["changes"]], [2e-4]),
-    "dumps ls dump": (0, lambda d: [each["module"] for each in d], ["layers.0.q"]),
+    "dumps ls dump": (0, lambda d: [dump_row["module"] for dump_row in d], ["layers.0.q"]),
     "dumps info dump": (0, lambda d: d["records"], 1),
     "dumps verify dump": (0, lambda d: (d["passed"], d["proved"]["tensors"]), (True, 1)),
     "dumps compare dump dump": (0, lambda d: (d["passed"], len(d["pairs"])), (True, 1)),
@@ -69,7 +69,7 @@ JSON: dict[str, tuple[int, Callable[[Any], object], object]] = {
     "dumps draw dump --no-plots": (0, lambda d: (d["tensors"], d["page"]), (1, "draw/index.html")),
     "dumps draw dump --quick": (0, lambda d: (d["tensors"], d["picture"]), (1, "draw/quick_analysis.png")),
     "layers compare 2-1": (0, lambda d: d["compared_mode"], "2-1"),
-    "layers compare --all": (0, lambda d: [each["compared_mode"] for each in d], ["2-1"]),
+    "layers compare --all": (0, lambda d: [layer_row["compared_mode"] for layer_row in d], ["2-1"]),
     "report": (0, lambda d: (d["passed"], d["gates"], len(d["failed"])), (False, 2, 1)),
     "report qgate-out --merge out": (0, lambda d: (d["passed"], d["records"]), (False, 2)),
     "sweep nan.pt --no-plots": (1, lambda d: (d["passed"], d["tensors"][0]["tensor"]), (False, "nan.pt")),
@@ -95,20 +95,24 @@ def test_json_is_all_that_is_printed_and_quiet_prints_nothing(line: str, capsys:
     status, fact, expected = JSON[line]
     assert main([*line.split(), "--json"]) == status
     assert fact(json.loads(capsys.readouterr().out)) == expected
-    again = line.replace("merged", "merged-2").replace("exported", "exported-2")
-    assert main([*again.split(), "--quiet"]) == status
+    quiet_line = line.replace("merged", "merged-2").replace("exported", "exported-2")
+    assert main([*quiet_line.split(), "--quiet"]) == status
     out, err = capsys.readouterr()
     assert (out, err.partition(":")[0]) == ("", "FAILED nan.pt" * line.startswith("sweep"))
 
 
 def test_every_command_that_lists_or_decides_has_json() -> None:
     options = {" ".join(words): parser._option_string_actions for words, parser in LEAVES.items()}
-    assert {name for name, known in options.items() if "--json" not in known} == WITHOUT_JSON
+    assert {
+        name for name, json_flags in options.items() if "--json" not in json_flags
+    } == WITHOUT_JSON
     # In tests of their own.
     with_checks = {"check", "checkpoint", "engines", "doctor", "layers calibrate"}
     checked = {name for name in options for line in JSON if f"{line} ".startswith(f"{name} ")}
     assert checked == options.keys() - WITHOUT_JSON - with_checks
-    assert {name for name, known in options.items() if "--quiet" not in known} == {"run"}
+    assert {name for name, quiet_flags in options.items() if "--quiet" not in quiet_flags} == {
+        "run"
+    }
 
 
 @pytest.mark.parametrize(
@@ -137,15 +141,15 @@ def test_color_is_what_the_option_says_else_the_environment(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    seen: list[bool] = []
+    colors: list[bool] = []
 
     def look(_args: object) -> int:
-        seen.append(has_colors(on_terminal))
+        colors.append(has_colors(on_terminal))
         return 0
 
     monkeypatch.setattr("qgate.cli.show.run", look)
     assert main([*words, "show", "formats"] if before else ["show", "formats", *words]) == 0
-    assert seen == [expected]
+    assert colors == [expected]
 
 
 def test_quiet_prints_errors_all_the_same(capsys: Capsys) -> None:

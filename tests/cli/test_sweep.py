@@ -87,8 +87,8 @@ def test_the_files_of_a_sweep(capsys: Capsys) -> None:
         assert words in out
     log = (ROOT / "act" / "mxfp_scaling_test_act_fp8_e4m3.log").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d - ", line) for line in log)
-    said = {line.split(" - ", 1)[1] for line in log[:-1]}
-    assert said <= set(out.splitlines())
+    log_texts = {line.split(" - ", 1)[1] for line in log[:-1]}
+    assert log_texts <= set(out.splitlines())
     data = record("act")
     assert data["tensor"]["shape"] == [32, 128]
     assert data["tensor"]["dtype"] == "bfloat16"
@@ -253,9 +253,9 @@ def test_one_bad_file_does_not_stop_the_others(capsys: Capsys) -> None:
 
 
 def test_equal_names_get_folders_of_their_own(capsys: Capsys) -> None:
-    for place, seed in (("d1", 1), ("d2", 2)):
-        Path(place).mkdir()
-        torch.save(activation(seed=seed), f"{place}/same.pt")
+    for folder, seed in (("d1", 1), ("d2", 2)):
+        Path(folder).mkdir()
+        torch.save(activation(seed=seed), f"{folder}/same.pt")
     for _ in range(2):
         assert run(capsys, "d1/same.pt", "d2/same.pt", "--no-plots")[0] == 0
         assert folders(ROOT) == ["same", "same-2"]
@@ -413,11 +413,11 @@ def test_a_file_that_kills_its_process_is_listed_and_tried_again(
     names = ["a.pt", "b.pt", "c.pt"]
     for name in names:
         torch.save(activation(4), name)
-    asked = []
+    specs = []
 
     def poisoned(function, items, _workers, *, shared):
         for part in items:
-            asked.append(str(part))
+            specs.append(str(part))
             poison = part.spec == "b.pt"
             yield qgate.engine.Failure("it ended") if poison else function(part, shared)
 
@@ -426,7 +426,7 @@ def test_a_file_that_kills_its_process_is_listed_and_tried_again(
     assert status == 1
     assert "FAILED b.pt: it ended" in out
     assert run(capsys, *names, "--no-plots", "--jobs", "2")[0] == 1
-    assert asked == [*names, "b.pt"]
+    assert specs == [*names, "b.pt"]
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_workers_share_a_large_file(capsys: Capsys, monkeypatch: pytest.MonkeyPa
     parts = parts_of("big.safetensors")
     assert [len(part.names) for part in parts] == [16, 16, 5]
     assert sorted(name for part in parts for name in part.names) == sorted(tensors)
-    given = ("big.safetensors", "-v", "--jobs", "2", *options, "two")
+    arguments = ("big.safetensors", "-v", "--jobs", "2", *options, "two")
 
     def poisoned(function, items, _workers, *, shared):
         for i, part in enumerate(items):
@@ -471,11 +471,11 @@ def test_workers_share_a_large_file(capsys: Capsys, monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as patched:
         patched.setattr(running, "map_items", poisoned)
-        status, out, _ = run(capsys, *given)
+        status, out, _ = run(capsys, *arguments)
     assert status == 1
     assert f"FAILED {parts[1]}: it ended" in out
     assert "Total tensors: 22" in out, "21 and the part that is lost"
-    status, out, _ = run(capsys, *given)
+    status, out, _ = run(capsys, *arguments)
     assert (status, "Total tensors: 37" in out) == (0, True), "it was not done, so it is done again"
     for one in Path("one").rglob("*.json"):
         assert one.read_bytes() == Path("two", *one.parts[1:]).read_bytes()
@@ -580,8 +580,8 @@ def test_formats_are_ranked_without_elements_that_hide_the_others(capsys: Capsys
     assert "without massive elements" in out
     quantized = qgate.quantize(x, "nvfp4")
     small = x.abs() < 2.0**14
-    rest = qgate.stats.errors(quantized[small], x[small]).metric("sqnr_db")
-    assert ratios["nvfp4"] == round(rest, 2)
+    ratio_of_small = qgate.stats.errors(quantized[small], x[small]).metric("sqnr_db")
+    assert ratios["nvfp4"] == round(ratio_of_small, 2)
 
 
 def test_a_format_that_is_named_shows_what_its_scale_costs(capsys: Capsys) -> None:
@@ -640,11 +640,11 @@ def test_float8_tensors_and_block_only_folders(capsys: Capsys) -> None:
     torch.save(activation().to(torch.float8_e4m3fn), "eight.pt")
     assert run(capsys, "eight.pt", "--no-plots", "--elem-format", "fp4_e2m1")[0] == 0
     assert record("eight", "fp4_e2m1", "block_scaling")["levels"]
-    for place, seed in (("d1", 1), ("d2", 2)):
-        Path(place).mkdir()
-        torch.save(activation(seed=seed), f"{place}/same.pt")
+    for folder, seed in (("d1", 1), ("d2", 2)):
+        Path(folder).mkdir()
+        torch.save(activation(seed=seed), f"{folder}/same.pt")
         options = ["--no-plots", "--granularity", "block", "--output-dir", "out"]
-        assert run(capsys, f"{place}/same.pt", *options)[0] == 0
+        assert run(capsys, f"{folder}/same.pt", *options)[0] == 0
     assert folders(Path("out")) == ["same", "same-2"]
 
 

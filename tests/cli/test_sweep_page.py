@@ -29,8 +29,8 @@ def page(root: str = "out", name: str = "index.html") -> str:
 
 def links(text: str) -> list[str]:
     """Files that a browser asks for: a `#` that is not quoted ends a path."""
-    found = re.findall(r"(?:href|src)='([^']+)'", text)
-    paths = [unescape(each).partition("#")[0] for each in found]
+    urls = re.findall(r"(?:href|src)='([^']+)'", text)
+    paths = [unescape(url).partition("#")[0] for url in urls]
     return [unquote(path) for path in paths if path]
 
 
@@ -93,8 +93,8 @@ def test_a_second_run_keeps_the_tensors_of_the_first() -> None:
     assert swept("t1.pt", "t2.pt", "--elem-format", "fp8_e4m3", "--no-plots") == 0
     assert swept("t2.pt", "--elem-format", "int8", "--no-plots") == 0
     text = page().replace("<wbr>", "")
-    shown = "".join(rows(text))
-    assert [shown.count(f">t{i}.pt</a>") for i in range(3)] == [2, 2, 4]
+    rows_text = "".join(rows(text))
+    assert [rows_text.count(f">t{i}.pt</a>") for i in range(3)] == [2, 2, 4]
     assert {row for row in before if ">t0.pt</a>" in row} < set(rows(text)), "with all its files"
     assert "1 tensor in int8, mxint8; " in text
     assert "; with 3 tensors of earlier commands." in text
@@ -112,8 +112,8 @@ def test_records_that_cannot_be_read_are_linked() -> None:
         (folder / "scaling_int8.json").write_text(content)
     assert swept("a.pt", "--no-plots") == 0
     text = page()
-    others = text[text.index("<section id='others'>") :]
-    assert others.count("scaling_int8.json'") == 4
+    others_section = text[text.index("<section id='others'>") :]
+    assert others_section.count("scaling_int8.json'") == 4
     assert len(rows(text)) == 2
 
 

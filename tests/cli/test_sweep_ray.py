@@ -25,14 +25,14 @@ SWEEP = ["sweep", "*.pt", "--no-plots", "-v", "--num-levels", "5"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Files, and what this process alone makes of them."""
-    made = tmp_path_factory.mktemp("sweep")
+    folder_path = tmp_path_factory.mktemp("sweep")
     generator = torch.Generator().manual_seed(0)
     for i in range(FILES):
-        torch.save(torch.randn(8, 64, generator=generator), made / f"t{i:03d}.pt")
+        torch.save(torch.randn(8, 64, generator=generator), folder_path / f"t{i:03d}.pt")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(made)
+        patch.chdir(folder_path)
         assert main([*SWEEP, "--output-dir", "local"]) == 0
-    return made
+    return folder_path
 
 
 @pytest.fixture

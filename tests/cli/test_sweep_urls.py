@@ -32,20 +32,20 @@ def test_a_sweep_from_bucket_to_bucket_is_that_of_files(bucket, here, capsys):
     status = main(["sweep", "s3://dumps/run/w.safetensors:layer.1", *options, "s3://dumps/out"])
     out, err = capsys.readouterr()
     assert status == 0, out + err
-    there = {
-        each["Key"] for each in bucket.list_objects_v2(Bucket="dumps", Prefix="out/")["Contents"]
+    bucket_keys = {
+        entry["Key"] for entry in bucket.list_objects_v2(Bucket="dumps", Prefix="out/")["Contents"]
     }
     tensor = {f"out/w.layer.1/{path.name}" for path in Path("here/w.layer.1").iterdir()}
-    assert there == tensor | {"out/index.html"}
+    assert bucket_keys == tensor | {"out/index.html"}
     page = bucket.get_object(Bucket="dumps", Key="out/index.html")["Body"].read().decode()
     assert "s3://dumps/run/w.safetensors:layer.1" in page
     assert "<a href='w.layer.1/mxfp_block_scaling_fp8_e4m3.json'" in page
     name = "w.layer.1/mxfp_block_scaling_fp8_e4m3.json"
-    told = json.loads(bucket.get_object(Bucket="dumps", Key=f"out/{name}")["Body"].read())
+    remote_record = json.loads(bucket.get_object(Bucket="dumps", Key=f"out/{name}")["Body"].read())
     local = json.loads(Path("here", name).read_text())
-    assert told["levels"] == local["levels"]
-    assert told["tensor"]["source"] == "s3://dumps/run/w.safetensors:layer.1"
-    assert told["tensor"]["sha256"] == local["tensor"]["sha256"]
+    assert remote_record["levels"] == local["levels"]
+    assert remote_record["tensor"]["source"] == "s3://dumps/run/w.safetensors:layer.1"
+    assert remote_record["tensor"]["sha256"] == local["tensor"]["sha256"]
     assert not list(here.glob(".unfinished*"))
 
 

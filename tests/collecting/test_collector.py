@@ -34,16 +34,18 @@ F = torch.nn.functional
 
 def expected(model: Network) -> dict[str, Tensor]:
     """Inputs, outputs and their gradients of a step, by hooks of the plain kind."""
-    seen: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     handles = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
 
             def hook(_m: Any, args: Any, result: Tensor, name: str = name) -> Any:
-                seen[f"{name}:input"] = args[0].detach().clone()
-                seen[f"{name}:output"] = result.detach().clone()
+                tensors[f"{name}:input"] = args[0].detach().clone()
+                tensors[f"{name}:output"] = result.detach().clone()
                 result = result.clone()  # what is written in place is not a view then
-                result.register_hook(lambda g: seen.__setitem__(f"{name}:grad_output", g.clone()))
+                result.register_hook(
+                    lambda g: tensors.__setitem__(f"{name}:grad_output", g.clone())
+                )
                 return result
 
             handles.append(module.register_forward_hook(hook))
@@ -52,27 +54,27 @@ def expected(model: Network) -> dict[str, Tensor]:
         handle.remove()
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            seen[f"{name}:grad_weight"] = module.weight.grad
-            gradient = seen[f"{name}:grad_output"]
-            seen[f"{name}:grad_input"] = gradient @ module.weight.detach()
-            seen[f"{name}:weight"] = module.weight.detach().clone()
-    return seen
+            tensors[f"{name}:grad_weight"] = module.weight.grad
+            gradient = tensors[f"{name}:grad_output"]
+            tensors[f"{name}:grad_input"] = gradient @ module.weight.detach()
+            tensors[f"{name}:weight"] = module.weight.detach().clone()
+    return tensors
 
 
 def test_every_tensor_is_what_plain_hooks_see(tmp_path: Path) -> None:
-    wanted = expected(network())
+    expected_tensors = expected(network())
     model = network()
     with qgate.collect(model, tmp_path / "dump", quant_type="hifp8") as collector:
         loss_of(model, batch()).backward()
     assert collector.missing == []
     assert collector.iterations == [0]
     got = {f"{r.module}:{r.name}": t for r, t in found(tmp_path / "dump", layer_type="linear")}
-    assert got.keys() | {"layers.0.attention.qkv:grad_input"} == wanted.keys()
+    assert got.keys() | {"layers.0.attention.qkv:grad_input"} == expected_tensors.keys()
     for name, tensor in got.items():
         if name.endswith(":grad_input"):
-            torch.testing.assert_close(tensor, wanted[name])
+            torch.testing.assert_close(tensor, expected_tensors[name])
         else:
-            assert torch.equal(tensor, wanted[name]), name
+            assert torch.equal(tensor, expected_tensors[name]), name
     names = Counter(r.name for r in records(tmp_path / "dump") if r.layer_type == "attention")
     grads = ("grad_query", "grad_key", "grad_value", "grad_output")
     assert names == Counter(dict.fromkeys(("query", "key", "value", "context", *grads), 2))
@@ -80,17 +82,17 @@ def test_every_tensor_is_what_plain_hooks_see(tmp_path: Path) -> None:
 
 def test_attention_functions_belong_to_the_layer_that_calls_them(tmp_path: Path) -> None:
     model = network()
-    given: list[Tensor] = []
+    results: list[Tensor] = []
 
     def keep(_m: Any, _args: Any, result: Tensor) -> None:
-        given.append(result.detach().clone())
+        results.append(result.detach().clone())
 
     handle = model.layers[1].attention.qkv.register_forward_hook(keep)
     with qgate.collect(model, tmp_path / "dump", attention_weights=True):
         loss_of(model, batch()).backward()
     handle.remove()
     of = {"module": "layers.1.attention", "component": "FA", "layer": 1, "layer_type": "attention"}
-    q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in given[0].chunk(3, -1))
+    q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in results[0].chunk(3, -1))
     q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
     assert torch.equal(one(tmp_path / "dump", name="query", **of), q)
     assert torch.equal(one(tmp_path / "dump", name="value", **of), v)
@@ -302,8 +304,10 @@ def test_another_iteration_and_quant_type_go_on_in_the_same_dump(tmp_path: Path)
             model, tmp_path / "dump", first_iteration=first, quant_type=label, existing="append"
         ):
             train(model, 1)
-    told = {(record.iteration, record.quant_type) for record in records(tmp_path / "dump")}
-    assert told == {(0, "hifp8"), (100, "mxfp8")}
+    collected_kinds = {
+        (record.iteration, record.quant_type) for record in records(tmp_path / "dump")
+    }
+    assert collected_kinds == {(0, "hifp8"), (100, "mxfp8")}
     other = qgate.collect(model, tmp_path / "dump", dtype="bf16", existing="append")
     with pytest.raises(QgateError, match="its dtype is 'keep', not 'bf16'"), other:
         train(model, 1)
@@ -335,13 +339,13 @@ def test_nothing_collected_is_an_error(tmp_path: Path) -> None:
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     model = network()
     model.unused = nn.Linear(3, 3)
-    said: list[str] = []
+    messages: list[str] = []
     with (
         pytest.warns(UserWarning, match=r"nothing ran in unused[\s\S]*1 of 2 iterations"),
-        qgate.collect(model, tmp_path / "dump", iterations=2, say=said.append),
+        qgate.collect(model, tmp_path / "dump", iterations=2, say=messages.append),
     ):
         train(model, 1)
-    assert "missing: iteration 0: nothing ran in unused" in said[0]
+    assert "missing: iteration 0: nothing ran in unused" in messages[0]
     assert "nothing ran in unused" in str(Dump.open(tmp_path / "dump").notes())
     with (
         pytest.warns(UserWarning, match="no gradients, the model ran without a graph"),

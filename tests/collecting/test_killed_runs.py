@@ -135,8 +135,9 @@ def test_files_that_may_not_grow(home: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to(home: Path) -> None:
-    said = (home / "not_allowed.txt").read_text()
+    message = (home / "not_allowed.txt").read_text()
     assert (
-        said == "no dump can be written to 'closed/dump': Permission denied. Choose another folder."
+        message
+        == "no dump can be written to 'closed/dump': Permission denied. Choose another folder."
     )
     assert not [*(home / "closed").iterdir()]

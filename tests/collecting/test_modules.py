@@ -53,14 +53,14 @@ def test_what_is_recomputed_is_recorded_once(tmp_path: Path, use_reentrant: bool
                 loss_of(model, batch(seed).requires_grad_()).backward()
         assert not collector.missing
         got = found(tmp_path / name)
-        made = {key(record): tensor for record, tensor in got}
-        assert len(made) == len(got)
-        return made
+        tensor_by_key = {key(record): tensor for record, tensor in got}
+        assert len(tensor_by_key) == len(got)
+        return tensor_by_key
 
     plain = run(network(), "plain")
-    again = run(network(around=Recomputing(use_reentrant)), "again")
-    assert plain.keys() == again.keys()
-    assert all(torch.equal(plain[k], again[k]) for k in plain)
+    recomputed = run(network(around=Recomputing(use_reentrant)), "again")
+    assert plain.keys() == recomputed.keys()
+    assert all(torch.equal(plain[k], recomputed[k]) for k in plain)
     marked = {r.operation for r in records(tmp_path / "again") if "recomputed" in r.extra}
     assert marked == ({"backward"} if use_reentrant else set())
 
@@ -81,7 +81,7 @@ def test_a_module_in_several_recomputed_stretches(tmp_path: Path) -> None:
                 x = checkpoint(self.twice, x, use_reentrant=True) if self.again else self.twice(x)
             return x
 
-    made = []
+    dumps = []
     for again in (False, True):
         model = Looped(again)
         with qgate.collect(model, tmp_path / str(again)) as collector:
@@ -89,10 +89,10 @@ def test_a_module_in_several_recomputed_stretches(tmp_path: Path) -> None:
                 torch.manual_seed(seed)
                 model(torch.randn(3, 4, requires_grad=True)).square().sum().backward()
         assert not collector.missing
-        made.append({key(record): tensor for record, tensor in found(tmp_path / str(again))})
-    assert made[0].keys() == made[1].keys()
-    assert len(made[0]) == 12 * 6
-    assert all(torch.equal(made[0][k], made[1][k]) for k in made[0])
+        dumps.append({key(record): tensor for record, tensor in found(tmp_path / str(again))})
+    assert dumps[0].keys() == dumps[1].keys()
+    assert len(dumps[0]) == 12 * 6
+    assert all(torch.equal(dumps[0][k], dumps[1][k]) for k in dumps[0])
 
 
 class TEStyle(nn.Module):
@@ -345,17 +345,17 @@ class OddLinear(nn.Module):
 
 def test_what_cannot_be_kept_does_not_stop_the_model(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), OddLinear())
-    said: list[str] = []
+    messages: list[str] = []
 
     def run() -> None:
-        with qgate.collect(model, tmp_path / "dump", phases=("forward",), say=said.append):
+        with qgate.collect(model, tmp_path / "dump", phases=("forward",), say=messages.append):
             assert model[1](model[0](torch.randn(2, 4))) == {"shape": (2, 4)}
             assert model[1](torch.ones(3, 4).to_sparse()) == {"shape": (3, 4)}
 
     with pytest.warns(UserWarning, match="qgate collect"):
         run()
-    assert "TypeError: a tensor of layout sparse_coo is not kept at 1" in said[0]
-    assert "TypeError: it returned dict and no tensor at 1" in said[0]
+    assert "TypeError: a tensor of layout sparse_coo is not kept at 1" in messages[0]
+    assert "TypeError: it returned dict and no tensor at 1" in messages[0]
     names = [r.name for r in records(tmp_path / "dump") if r.module == "1"]
     assert names == ["input", "weight", "weight"]
 

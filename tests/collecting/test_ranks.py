@@ -95,12 +95,12 @@ def test_two_ranks_of_tiny_llama_under_ddp(tmp_path: Path) -> None:
     assert "model.layers.0.mlp.gate_proj" in {e.module for e in got}
     assert not Dump.open(tmp_path / "dump").notes()
     assert Dump.open(tmp_path / "dump").header["model"] == "Llama"
-    again = Dump.open(tmp_path / "again")
-    assert {e.rank for e in again.records()} == {0, 1}
-    assert len(Dump.open(tmp_path / "dump").header["run"]) == len(again.header["run"]) == 32
-    assert Dump.open(tmp_path / "dump").header["run"] != again.header["run"]
-    wanted = {"module": "model.layers.2.self_attn.o_proj", "name": "grad_weight"}
-    a, b = (found(tmp_path / "dump", rank=rank, **wanted)[0][1] for rank in (0, 1))
+    second_dump = Dump.open(tmp_path / "again")
+    assert {e.rank for e in second_dump.records()} == {0, 1}
+    assert len(Dump.open(tmp_path / "dump").header["run"]) == len(second_dump.header["run"]) == 32
+    assert Dump.open(tmp_path / "dump").header["run"] != second_dump.header["run"]
+    selection = {"module": "model.layers.2.self_attn.o_proj", "name": "grad_weight"}
+    a, b = (found(tmp_path / "dump", rank=rank, **selection)[0][1] for rank in (0, 1))
     assert not torch.equal(a, b)  # each rank's own, before they are averaged
 
 

@@ -145,9 +145,11 @@ def test_underflow_of_a_run_is_told_where_it_is_asked_for(
     (tmp_path / "small.py").write_text(_QUANTIZING)
     done = collect(tmp_path, "--dir", "a", "--watch-underflow", "--", "small.py", factor)
     assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if "underflow" in line or "below" in line]
-    assert len(said) == len(words) or factor == "1"
-    assert all(line.startswith("qgate collect: ") for line in said)
+    loss_lines = [
+        line for line in done.stderr.splitlines() if "underflow" in line or "below" in line
+    ]
+    assert len(loss_lines) == len(words) or factor == "1"
+    assert all(line.startswith("qgate collect: ") for line in loss_lines)
     assert all(word in done.stderr for word in words), done.stderr
     assert records(tmp_path / "a")
     silent = collect(tmp_path, "--dir", "b", "--", "small.py", factor)
@@ -253,9 +255,11 @@ def test_a_folder_that_is_refused_is_a_sentence_and_no_traceback(
     capsys.readouterr()
     before = {path: path.read_bytes() for path in (tmp_path / "dump").rglob("*") if path.is_file()}
     assert main(command) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("qgate collect: 'dump' holds tensors of rank 0 already: choose another")
-    assert said.count("\n") == 1, "no summary of a dump that was not written, and no traceback"
+    message = capsys.readouterr().err
+    assert message.startswith(
+        "qgate collect: 'dump' holds tensors of rank 0 already: choose another"
+    )
+    assert message.count("\n") == 1, "no summary of a dump that was not written, and no traceback"
     assert before == {path: path.read_bytes() for path in before}
 
 
@@ -373,8 +377,8 @@ def test_a_switch_pauses_and_a_wrong_label_is_reported(tmp_path: Path) -> None:
 def test_arguments_hide_the_variables(tmp_path: Path) -> None:
     model = network()
     switches = {"TENSOR_SAVE_ENABLED": "1", "CURRENT_SAMPLE_IDX": "1", "CUSTOM_QUANT_TYPE": "a"}
-    given = {"folder": tmp_path / "d", "sample": 4, "iterations": 2, "sites": "linear"}
-    collector = qgate.collect_from_environment(model, switches, **given)
+    arguments = {"folder": tmp_path / "d", "sample": 4, "iterations": 2, "sites": "linear"}
+    collector = qgate.collect_from_environment(model, switches, **arguments)
     assert collector is not None
     for step in range(2):
         switches |= {"CURRENT_SAMPLE_IDX": str(step + 8), "CUSTOM_QUANT_TYPE": "ab"[step]}

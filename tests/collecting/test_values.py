@@ -33,24 +33,24 @@ def test_figures_are_those_of_the_finite_values(
     dtype: torch.dtype, spoil: tuple[float, ...]
 ) -> None:
     x = made(torch.float32, 7, 33)
-    for place, value in enumerate(spoil):
-        x[place, 5 * place] = value
+    for row, value in enumerate(spoil):
+        x[row, 5 * row] = value
     x = x.to(dtype)
-    found = figures_of(read(x, None, 0))
+    figures = figures_of(read(x, None, 0))
     wide = x.double()
     finite = wide[wide.isfinite()]
-    assert found.nonfinite == {
+    assert figures.nonfinite == {
         "nan": int(wide.isnan().sum()),
         "posinf": int((wide == math.inf).sum()),
         "neginf": int((wide == -math.inf).sum()),
     }
-    assert found.stats["min"] == finite.min()
-    assert found.stats["max"] == finite.max()
-    assert found.stats["amax"] == finite.abs().max()
-    assert found.stats["elements"] == len(finite)
-    assert found.stats["mean"] == pytest.approx(finite.mean().item(), abs=1e-12)
-    assert found.stats["std"] == pytest.approx(finite.std(correction=0).item())
-    assert found.sampled == 1
+    assert figures.stats["min"] == finite.min()
+    assert figures.stats["max"] == finite.max()
+    assert figures.stats["amax"] == finite.abs().max()
+    assert figures.stats["elements"] == len(finite)
+    assert figures.stats["mean"] == pytest.approx(finite.mean().item(), abs=1e-12)
+    assert figures.stats["std"] == pytest.approx(finite.std(correction=0).item())
+    assert figures.sampled == 1
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *EIGHT], ids=str)
@@ -58,12 +58,12 @@ def test_counts_are_those_of_the_library(dtype: torch.dtype) -> None:
     x = made(torch.float32, 64, 65)
     x[0, :4] = torch.tensor([math.nan, math.inf, -math.inf, 3.4e38])
     x = x.to(dtype)
-    found = figures_of(read(x, None, 0))
+    figures = figures_of(read(x, None, 0))
     exact = counts(x) if dtype in COUNTABLE else counts(x, via="bf16")
-    assert found.counted_as == exact.dtype  # type: ignore[union-attr]
-    assert found.counts is not None
+    assert figures.counted_as == exact.dtype  # type: ignore[union-attr]
+    assert figures.counts is not None
     expanded = np.zeros(len(exact.counts), dtype=np.int64)  # type: ignore[union-attr]
-    expanded[found.counts["patterns"]] = found.counts["counts"]
+    expanded[figures.counts["patterns"]] = figures.counts["counts"]
     other = exact.counts.copy()  # type: ignore[union-attr]
     for table in (expanded, other) if dtype in FLOATS[:2] else ():
         nan = table[0x7F81:0x8000].sum() + table[0xFF81:].sum()  # one is as good as another
@@ -91,41 +91,41 @@ def test_a_share_of_large_tensors_is_counted_and_extremes_are_of_all(
     flat = x if x.dim() == 1 else x[-1].select(-1, 7)
     flat[-3] = 1e4
     (x if x.dim() == 1 else x[0].select(-1, 1))[1] = math.nan
-    again, found = figures_of(read(x, 4096, 1)), figures_of(read(x, 4096, 1))
-    assert 0.9 * 4096 <= found.sampled * x.numel() <= 4096
-    assert found.stats["max"] == torch.tensor(1e4, dtype=dtype)
-    assert found.nonfinite["nan"] == x.isnan().sum()
-    assert found.counts is not None
-    assert again.counts is not None
-    assert found.counts["counts"].sum() == round(found.sampled * x.numel())
-    assert np.array_equal(found.counts["counts"], again.counts["counts"])
+    repeated_figures, figures = figures_of(read(x, 4096, 1)), figures_of(read(x, 4096, 1))
+    assert 0.9 * 4096 <= figures.sampled * x.numel() <= 4096
+    assert figures.stats["max"] == torch.tensor(1e4, dtype=dtype)
+    assert figures.nonfinite["nan"] == x.isnan().sum()
+    assert figures.counts is not None
+    assert repeated_figures.counts is not None
+    assert figures.counts["counts"].sum() == round(figures.sampled * x.numel())
+    assert np.array_equal(figures.counts["counts"], repeated_figures.counts["counts"])
     values = set(x.bfloat16().view(torch.int16).flatten().tolist())
-    assert {*found.counts["patterns"].view(np.int16).tolist()} - {0x7FC0} <= values
+    assert {*figures.counts["patterns"].view(np.int16).tolist()} - {0x7FC0} <= values
 
 
 def test_the_share_is_fair() -> None:
     x = made(torch.float32, 1000, 512)
-    found = figures_of(read(x, 2**16, 3))
-    assert found.sampled < 0.2
-    assert found.stats["mean"] == pytest.approx(0, abs=0.05)
-    assert found.stats["std"] == pytest.approx(3, rel=0.02)
+    figures = figures_of(read(x, 2**16, 3))
+    assert figures.sampled < 0.2
+    assert figures.stats["mean"] == pytest.approx(0, abs=0.05)
+    assert figures.stats["std"] == pytest.approx(3, rel=0.02)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0)])
 def test_small_and_empty_tensors(shape: tuple[int, ...]) -> None:
     for dtype in [*FLOATS, torch.int64, torch.bool]:
-        found = figures_of(read(torch.ones(shape).to(dtype), 64, 0))
-        assert found.sampled == 1
-        assert found.stats["elements"] == math.prod(shape)
-        assert ("amax" in found.stats) == bool(math.prod(shape))
-    found = figures_of(read(torch.full((2,), math.nan), 64, 0))
-    assert found.stats == {"elements": 0}
-    assert found.nonfinite["nan"] == 2
+        figures = figures_of(read(torch.ones(shape).to(dtype), 64, 0))
+        assert figures.sampled == 1
+        assert figures.stats["elements"] == math.prod(shape)
+        assert ("amax" in figures.stats) == bool(math.prod(shape))
+    figures = figures_of(read(torch.full((2,), math.nan), 64, 0))
+    assert figures.stats == {"elements": 0}
+    assert figures.nonfinite["nan"] == 2
 
 
 def test_integers_have_extremes_and_no_counts() -> None:
-    found = figures_of(read(torch.arange(-5, 300), None, 0))
-    assert (found.stats["min"], found.stats["max"], found.counts) == (-5, 299, None)
+    figures = figures_of(read(torch.arange(-5, 300), None, 0))
+    assert (figures.stats["min"], figures.stats["max"], figures.counts) == (-5, 299, None)
 
 
 def lost(label: str, x: Tensor, most: int | None = None) -> dict[str, float]:
@@ -155,9 +155,9 @@ def test_losses_are_those_that_quantizing_makes(
     if label == "fp8_e4m3" and dtype in (torch.float32, torch.float64):
         x = x.bfloat16().to(dtype)  # counted after rounding to bf16
     effects = qgate.formats.report(x, name)
-    found = {key.rpartition(".")[2]: value for key, value in lost(label, x).items()}
-    assert found["saturated_share"] * x.numel() == pytest.approx(effects.saturated)
-    assert found["flushed_share"] * x.numel() == pytest.approx(effects.flushed)
+    losses = {key.rpartition(".")[2]: value for key, value in lost(label, x).items()}
+    assert losses["saturated_share"] * x.numel() == pytest.approx(effects.saturated)
+    assert losses["flushed_share"] * x.numel() == pytest.approx(effects.flushed)
 
 
 def test_figures_of_blocks() -> None:

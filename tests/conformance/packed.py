@@ -71,10 +71,10 @@ def check_encoded(packed: Packed) -> None:
         assert ours.scales is not None
         assert torch.equal(ours.scales, packed.scales)
     else:
-        made: Options = {**packed.options, "scale": packed.scales}
+        options: Options = {**packed.options, "scale": packed.scales}
         if packed.zero_points is not None:
-            made["zero_point"] = packed.zero_points
-        ours = qgate.encode(w, packed.format, **made)
+            options["zero_point"] = packed.zero_points
+        ours = qgate.encode(w, packed.format, **options)
     one = int(np.flatnonzero(element.code_values() == 1)[0])
     factors = decode(
         torch.full_like(packed.codes, one),

@@ -43,11 +43,11 @@ def rows() -> list[str]:
 
 def replaced(text: str) -> str:
     """Return the document with the table as it has to be now."""
-    before, heading, rest = text.partition(f"{HEADING}\n")
+    before, heading, tail = text.partition(f"{HEADING}\n")
     if not heading:
         raise ValueError(f"{DOCUMENT.name} has no line {HEADING!r}.")
-    lines = rest.split("\n")
-    first = next(place for place, line in enumerate(lines) if line.startswith("|"))
+    lines = tail.split("\n")
+    first = next(index for index, line in enumerate(lines) if line.startswith("|"))
     after = list(itertools.dropwhile(lambda line: line.startswith("|"), lines[first:]))
     return before + heading + "\n".join([*lines[:first], *rows(), *after])
 

@@ -207,8 +207,8 @@ def test_every_compressor_is_used_or_refused() -> None:
     used = {scheme.compressor for scheme in SCHEMES}
     refused = {name for names in REFUSED.values() for name in names}
     # int-quantized and float-quantized are other names of naive-quantized.
-    known = {*library().BaseCompressor.registered_names()} - {"naive-quantized"}
-    assert known == used | refused
+    registered = {*library().BaseCompressor.registered_names()} - {"naive-quantized"}
+    assert registered == used | refused
     assert Counter({name: n // 2 for name, n in CHECKED.items()}) == Counter(
         s.format for s in SCHEMES
     )

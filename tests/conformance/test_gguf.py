@@ -119,10 +119,10 @@ def test_q8_0_quantized() -> None:
 def test_q8_0_dequantized() -> None:
     scales = torch.tensor([1.0, -1.0, 65504.0, 2.0**-24, 0.333, 0.0]).half()
     codes = torch.arange(-128, 128, dtype=torch.int8).unflatten(0, (-1, 32)).repeat(6, 1)
-    each = scales.repeat_interleave(8)
-    packed = pack(each[:, None], codes)
+    repeated_scales = scales.repeat_interleave(8)
+    packed = pack(repeated_scales[:, None], codes)
     options = {"granularity": "block", "block": 32, "narrow": False}
-    ours = decode(codes, "int8", each[:, None].float(), dtype=torch.float32, **options)
+    ours = decode(codes, "int8", repeated_scales[:, None].float(), dtype=torch.float32, **options)
     assert_same_bits(ours.flatten(), dequantize(packed, Kind.Q8_0), "Q8_0")
 
 
@@ -164,7 +164,7 @@ TERNARY: Options = {"granularity": "block", "block": 256}
 
 def trits(data: Tensor, count: int) -> Tensor:
     """Return -1, 0 or 1 from bytes with `count` digits of base 3: all first ones, all second ones."""
-    shifted = [(data.int() * 3**place % 256 * 3 >> 8) - 1 for place in range(count)]
+    shifted = [(data.int() * 3**power % 256 * 3 >> 8) - 1 for power in range(count)]
     return torch.cat(shifted, dim=-1).to(torch.int8)
 
 

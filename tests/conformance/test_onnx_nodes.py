@@ -119,16 +119,16 @@ class Results:
 
 @pytest.fixture(scope="module")
 def results() -> Results:
-    found = Results()
+    totals = Results()
     for case in onnx_nodes.collect()[1]:
         try:
             outputs = onnx_nodes.run(case)
         except Refusal as refusal:
-            found.refused[str(refusal)] += 1
+            totals.refused[str(refusal)] += 1
             continue
-        found.checked[onnx_nodes.format_of(case)] += 1
-        _compare(case, outputs, found)
-    return found
+        totals.checked[onnx_nodes.format_of(case)] += 1
+        _compare(case, outputs, totals)
+    return totals
 
 
 def _compare(case: NodeCase, outputs: list[Array], found: Results) -> None:
@@ -143,8 +143,8 @@ def _compare(case: NodeCase, outputs: list[Array], found: Results) -> None:
                 found.different[difference.reason] += int(explained.any())
                 differ &= ~explained
         found.unexplained += [
-            f"{case.name} {place}: {ours[place]!r}, not {theirs[place]!r}"
-            for place in map(tuple, np.argwhere(differ).tolist())
+            f"{case.name} {index}: {ours[index]!r}, not {theirs[index]!r}"
+            for index in map(tuple, np.argwhere(differ).tolist())
         ]
 
 
@@ -169,8 +169,8 @@ def test_every_case_is_computed_or_refused(results: Results) -> None:
 def test_a_wrong_number_is_unexplained() -> None:
     case = next(c for c in onnx_nodes.collect()[1] if c.name == "test_quantizelinear_e4m3fn")
     (numbers,) = onnx_nodes.run(case)
-    found = Results()
-    _compare(case, [np.where(numbers == 448, 240, numbers)], found)
-    assert found.unexplained == [
+    totals = Results()
+    _compare(case, [np.where(numbers == 448, 240, numbers)], totals)
+    assert totals.unexplained == [
         "test_quantizelinear_e4m3fn (3,): np.float64(240.0), not np.float64(448.0)"
     ]

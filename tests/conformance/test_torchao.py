@@ -56,9 +56,11 @@ def torchao(module: str) -> Any:
 
 
 def int8_tensor(granularity: str, mapping: str = "SYMMETRIC") -> Packed:
-    how = getattr(torchao("quantization.granularity"), granularity)()
+    scale_granularity = getattr(torchao("quantization.granularity"), granularity)()
     mapping_type = torchao("quantization.quant_primitives").MappingType[mapping]
-    tensor = torchao(WORKFLOWS).Int8Tensor.from_hp(weight(), how, mapping_type=mapping_type)
+    tensor = torchao(WORKFLOWS).Int8Tensor.from_hp(
+        weight(), scale_granularity, mapping_type=mapping_type
+    )
     shape, options = ((-1,), PER_ROW) if granularity == "PerRow" else ((), PER_TENSOR)
     return Packed(
         "int8",
@@ -86,16 +88,16 @@ def intx_tensor(bits: int, group: int, mapping: str = "SYMMETRIC") -> Packed:
 
 
 def float8_tensor(fmt: str, granularity: str) -> Packed:
-    how = getattr(torchao("quantization.granularity"), granularity)()
-    tensor = torchao(WORKFLOWS).Float8Tensor.from_hp(weight(), FLOAT8[fmt], how)
+    scale_granularity = getattr(torchao("quantization.granularity"), granularity)()
+    tensor = torchao(WORKFLOWS).Float8Tensor.from_hp(weight(), FLOAT8[fmt], scale_granularity)
     shape, options = ((-1,), PER_ROW) if granularity == "PerRow" else ((), PER_TENSOR)
     codes = tensor.qdata.view(torch.uint8)
     return Packed(fmt, codes, tensor.scale.reshape(shape), tensor.dequantize(), options)
 
 
 def float8_tiles(fmt: str, rows: int, columns: int) -> Packed:
-    how = torchao("quantization.granularity").PerBlock([rows, columns])
-    tensor = torchao(WORKFLOWS).Float8Tensor.from_hp(weight(), FLOAT8[fmt], how)
+    per_block = torchao("quantization.granularity").PerBlock([rows, columns])
+    tensor = torchao(WORKFLOWS).Float8Tensor.from_hp(weight(), FLOAT8[fmt], per_block)
     options: Options = {"granularity": "block", "block": (rows, columns)}
     codes = tensor.qdata.view(torch.uint8)
     return Packed(fmt, codes, tensor.scale, tensor.dequantize(), options)

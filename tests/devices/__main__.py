@@ -144,16 +144,18 @@ class _Run:
         """Run one part after the other, each for its share of what is left of the time."""
         parts = [part for part in parts if part.fits(self.args.device)]
         end = self.began + self.args.minutes * 60 - 1
-        for place, part in enumerate(parts):
-            left = end - time.monotonic()
-            if left < part.least_s:
+        for index, part in enumerate(parts):
+            seconds_left = end - time.monotonic()
+            if seconds_left < part.least_s:
                 row = Row(
-                    part.name, "not run", f"no time left: {left:.0f} s, at least {part.least_s:g}"
+                    part.name,
+                    "not run",
+                    f"no time left: {seconds_left:.0f} s, at least {part.least_s:g}",
                 )
                 self.report.parts.append(PartReport(part.name, "not run", rows=[row]))
             else:
-                weights = sum(other.weight for other in parts[place:])
-                share = min(left, max(part.least_s, left * part.weight / weights))
+                weights = sum(other.weight for other in parts[index:])
+                share = min(seconds_left, max(part.least_s, seconds_left * part.weight / weights))
                 self._run_part(part, share)
             last = self.report.parts[-1]
             self._say(f"{last.name}: {last.status}, {counted(last.rows)}")
@@ -176,8 +178,8 @@ class _Run:
         lanes: list[Lane] = []
         written = 0.0
         try:
-            for place in range(number):
-                lanes.append(self._lane(part, folder, place, number))
+            for lane_number in range(number):
+                lanes.append(self._lane(part, folder, lane_number, number))
             while any(lane.running for lane in lanes):
                 for lane in lanes:
                     if lane.running:
@@ -206,12 +208,12 @@ class _Run:
         return Lane(name, command, self._environment(part, number), folder, part.case_s)
 
     def _environment(self, part: Part, number: int) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
+        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
         threads = str(max(1, (os.cpu_count() or 1) // number)) if number > 1 else None
         ours = {"OMP_WAIT_POLICY": "PASSIVE"} | ({"OMP_NUM_THREADS": threads} if threads else {})
-        paths = [str(ROOT), *filter(None, [kept.get("PYTHONPATH")])]
+        paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
         path = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-        return ours | kept | path | part.environment(self.args.device)
+        return ours | inherited | path | part.environment(self.args.device)
 
     def _write(self) -> None:
         self.report.seconds = round(time.monotonic() - self.began, 1)

@@ -25,8 +25,8 @@ def main(
         importlib.import_module("tests.devices.plugin")
     setting = Setting(device, int(jobs), Path(folder), journal)
     cases = importlib.import_module(parts).PARTS[part].cases(setting)
-    place, number = map(int, lane.split("/"))
-    mine = [case for case in cases if re.search(match, case)][place::number]
+    lane_number, number = map(int, lane.split("/"))
+    mine = [case for case in cases if re.search(match, case)][lane_number::number]
     begun = journal.read().begun  # by a process before this one
     if not begun:
         journal.add(cases=len(mine))

@@ -61,12 +61,12 @@ def _relative(error: Any, reference: Any) -> float:
 
 
 def capture(setting: Setting) -> str:
-    there, here = _folders(setting, "capture")
-    for device, folder in ((setting.device, there), ("cpu", here)):
+    device_folder, cpu_folder = _folders(setting, "capture")
+    for device, folder in ((setting.device, device_folder), ("cpu", cpu_folder)):
         options = ("--model", "tiny-llama", "--samples", 2, "--seqlen", 64, "--device", device)
         if wrong := _ran("layers", "capture", "--mode", "int8", *options, "--output-dir", folder):
             return wrong
-    return _captures_apart(there, here)
+    return _captures_apart(device_folder, cpu_folder)
 
 
 def _captures_apart(there: Path, here: Path) -> str:
@@ -76,20 +76,20 @@ def _captures_apart(there: Path, here: Path) -> str:
     for name in files:
         a, b = (np.load(folder / name).astype(np.float64) for folder in (there, here))
         if name.startswith("mode_fp32"):
-            apart = _relative(a - b, b)
-            if not apart <= _FP32:
-                return f"{name}: {apart:.2g} of the energy differs, at most {_FP32:g}"
+            energy_share = _relative(a - b, b)
+            if not energy_share <= _FP32:
+                return f"{name}: {energy_share:.2g} of the energy differs, at most {_FP32:g}"
             continue
         reference = np.load(here / f"mode_fp32_{name.split('_', 2)[2]}").astype(np.float64)
-        found, wanted = (_relative(each - reference, reference) for each in (a, b))
-        if not abs(found - wanted) <= _NOISE * wanted:
-            return f"{name}: its relative squared error is {found:.4g} instead of {wanted:.4g}"
+        device_error, cpu_error = (_relative(tensor - reference, reference) for tensor in (a, b))
+        if not abs(device_error - cpu_error) <= _NOISE * cpu_error:
+            return f"{name}: its relative squared error is {device_error:.4g} instead of {cpu_error:.4g}"
     return ""
 
 
 def activations(setting: Setting) -> str:
-    there, here = _folders(setting, "activations")
-    for device, folder in ((setting.device, there), ("cpu", here)):
+    device_folder, cpu_folder = _folders(setting, "activations")
+    for device, folder in ((setting.device, device_folder), ("cpu", cpu_folder)):
         wrong = _ran(
             "activations", "--model", "tiny-llama", "--memory.device", device,
             "--data.num_samples", 4, "--data.seq_len", 64, "--formats", "int8,mxfp4_e2m1",
@@ -97,10 +97,11 @@ def activations(setting: Setting) -> str:
         )  # fmt: skip
         if wrong:
             return wrong
-    found, wanted = (
-        json.loads((folder / "activations.json").read_text())["layers"] for folder in (there, here)
+    device_layers, cpu_layers = (
+        json.loads((folder / "activations.json").read_text())["layers"]
+        for folder in (device_folder, cpu_folder)
     )
-    return _activations_apart(found, wanted)
+    return _activations_apart(device_layers, cpu_layers)
 
 
 def _activations_apart(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> str:
@@ -136,15 +137,22 @@ def collect(setting: Setting) -> str:
 
 def _dumps_apart(there: Path, here: Path, level: str) -> str:
     dumps = [Dump.open(folder) for folder in (there, here)]
-    found, wanted = ({record.title: record for record in dump.records()} for dump in dumps)
-    if found.keys() != wanted.keys() or not found:
-        return f"it collected {len(found)} tensors instead of {len(wanted)}"
-    for title, record in wanted.items():
+    device_records, cpu_records = (
+        {record.title: record for record in dump.records()} for dump in dumps
+    )
+    if device_records.keys() != cpu_records.keys() or not device_records:
+        return f"it collected {len(device_records)} tensors instead of {len(cpu_records)}"
+    for title, record in cpu_records.items():
         if level == "tensors":
-            a, b = (d.tensor(r[title]) for d, r in zip(dumps, (found, wanted), strict=True))
+            a, b = (
+                d.tensor(r[title])
+                for d, r in zip(dumps, (device_records, cpu_records), strict=True)
+            )
             if not torch.equal(a, b):
                 return f"{title}: other values than on the CPU"
-        for where, one, other in _pairs(dict(found[title].stats), dict(record.stats), title):
+        for where, one, other in _pairs(
+            dict(device_records[title].stats), dict(record.stats), title
+        ):
             if isinstance(one, float) and isinstance(other, float):
                 # The root of a difference of two sums: half of their digits are noise.
                 noise = 4e-8 * abs(record.stats["mean"]) if where.endswith(", std") else 1e-300
@@ -165,20 +173,26 @@ def _pairs(one: Any, other: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
 
 def sweep_of_saved_tensor(setting: Setting) -> str:
     """The command reads what a program saved on the device."""
-    there, here = _folders(setting, "sweep")  # their names are not the same, those inside are
+    device_folder, cpu_folder = _folders(
+        setting, "sweep"
+    )  # their names are not the same, those inside are
     x = numbers.bell_curve(torch.bfloat16, count=20_000).view(-1, 50)
-    kept = x if setting.device.startswith("sim") else x.to(setting.device)  # which no file holds
-    for folder, tensor in ((there, kept), (here, x)):
+    device_tensor = (
+        x if setting.device.startswith("sim") else x.to(setting.device)
+    )  # which no file holds
+    for folder, tensor in ((device_folder, device_tensor), (cpu_folder, x)):
         folder.mkdir()
         torch.save(tensor, folder / "x.pt")
         with contextlib.chdir(folder):
             if wrong := _ran("sweep", "x.pt", "--no-plots", "--quiet", "--output-dir", "out"):
                 return wrong
-    files = sorted(path.name for path in (here / "out/x").glob("*.csv"))
+    files = sorted(path.name for path in (cpu_folder / "out/x").glob("*.csv"))
     if not files:
         return "it wrote no table"
     for name in files:
-        if (there / "out/x" / name).read_bytes() != (here / "out/x" / name).read_bytes():
+        if (device_folder / "out/x" / name).read_bytes() != (
+            cpu_folder / "out/x" / name
+        ).read_bytes():
             return f"{name} is another than that of the CPU's tensor"
     return ""
 
@@ -186,13 +200,13 @@ def sweep_of_saved_tensor(setting: Setting) -> str:
 def sweeps(setting: Setting) -> str:
     x = numbers.bell_curve(torch.bfloat16, count=20_000).view(-1, 50)
     for fmt, options in (("fp8_e4m3", {}), ("hif8", {}), ("mxfp4", {"granularity": "block"})):
-        found, wanted = (
+        device_frame, cpu_frame = (
             qgate.sweep(t, fmt, **options).to_frame() for t in (x.to(setting.device), x)
         )
-        if list(found) != list(wanted) or len(found) != len(wanted):
+        if list(device_frame) != list(cpu_frame) or len(device_frame) != len(cpu_frame):
             return f"{fmt}: other levels than on the CPU"
-        for name in wanted:
-            a, b = found[name], wanted[name]
+        for name in cpu_frame:
+            a, b = device_frame[name], cpu_frame[name]
             same = (
                 np.allclose(a, b, 1e-9, 0, equal_nan=True) if b.dtype == float else (a == b).all()
             )

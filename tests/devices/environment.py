@@ -33,21 +33,21 @@ def _device(setting: Setting) -> Row:
 def _versions(_: Setting) -> Row:
     import torch
 
-    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    found |= {"cuda": torch.version.cuda or "none", "processors": str(os.cpu_count())}
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    versions |= {"cuda": torch.version.cuda or "none", "processors": str(os.cpu_count())}
     for name in ("triton", *PACKAGES):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return noted("versions", ", ".join(f"{k} {v}" for k, v in found.items()), **found)
+    return noted("versions", ", ".join(f"{k} {v}" for k, v in versions.items()), **versions)
 
 
 def _driver(_: Setting) -> Row:
     if not (program := shutil.which("nvidia-smi")):
         return noted("driver", "there is no nvidia-smi")
-    asked = [program, "--query-gpu=driver_version,clocks.sm,power.limit", "--format=csv,noheader"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=20)
+    query = [program, "--query-gpu=driver_version,clocks.sm,power.limit", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
     return noted("driver", (done.stdout or done.stderr).strip())
 
 

@@ -141,6 +141,6 @@ class Lane:
         if not self.running:
             if progress.cases is None:
                 rows.append(Row(f"cases of {self.name}", "not run", "it did not say which it has"))
-            elif left := progress.cases - len(set(progress.begun)):
-                rows.append(Row(f"{left} cases of {self.name}", "not run", "no time left"))
+            elif missing_cases := progress.cases - len(set(progress.begun)):
+                rows.append(Row(f"{missing_cases} cases of {self.name}", "not run", "no time left"))
         return rows

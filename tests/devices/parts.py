@@ -54,8 +54,8 @@ def _kernels(setting: Setting) -> Cases:
 
     def planted(check: kernels.Check, words: str) -> kernels.Check:
         def run(device: object) -> str:
-            found = check(device)  # type: ignore[arg-type]
-            return "" if words in found else f"a planted fault is not found: {found!r}"
+            problem = check(device)  # type: ignore[arg-type]
+            return "" if words in problem else f"a planted fault is not found: {problem!r}"
 
         return run
 

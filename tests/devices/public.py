@@ -40,10 +40,10 @@ def quantized(fmt: str, dtype: torch.dtype) -> Check:
     def check(device: torch.device) -> str:
         x = cases.numbers(torch.float32 if dtype == torch.float64 else dtype).to(dtype)
         x = x[: len(x) // 97 * 97].view(-1, 97)
-        found = qgate.quantize(x.to(device), fmt, **WAYS[fmt])
-        if found.device.type != device.type:
-            return f"the result is on {found.device}"
-        return proving.first_difference(found, qgate.quantize(x, fmt, **WAYS[fmt]), x)
+        quantized_tensor = qgate.quantize(x.to(device), fmt, **WAYS[fmt])
+        if quantized_tensor.device.type != device.type:
+            return f"the result is on {quantized_tensor.device}"
+        return proving.first_difference(quantized_tensor, qgate.quantize(x, fmt, **WAYS[fmt]), x)
 
     return check
 
@@ -64,8 +64,14 @@ def check_counts(dtype: torch.dtype) -> Check:
 def check_sweep(dtype: torch.dtype) -> Check:
     def check(device: torch.device) -> str:
         x = cases.bell_curve(dtype, count=200_001)
-        there, here = (qgate.sweep(t, "fp8_e4m3").exponent for t in (x.to(device), x))
-        return "" if there == here else f"the exponent is {there} instead of {here}"
+        device_exponent, cpu_exponent = (
+            qgate.sweep(t, "fp8_e4m3").exponent for t in (x.to(device), x)
+        )
+        return (
+            ""
+            if device_exponent == cpu_exponent
+            else f"the exponent is {device_exponent} instead of {cpu_exponent}"
+        )
 
     return check
 
@@ -74,12 +80,14 @@ def check_errors(dtype: torch.dtype) -> Check:
     def check(device: torch.device) -> str:
         x = cases.bell_curve(dtype, count=200_001)
         y = qgate.quantize(x, "fp8_e4m3")
-        there, here = errors(y.to(device), x.to(device)), errors(y, x)
-        a, b = (each.metric("relative_mse") for each in (there, here))
+        device_errors, cpu_errors = errors(y.to(device), x.to(device)), errors(y, x)
+        a, b = (side.metric("relative_mse") for side in (device_errors, cpu_errors))
         if not math.isclose(a, b, rel_tol=1e-14):
             return f"relative_mse: {a} instead of {b}"
-        again = errors(y.to(device), x.to(device)).sums
-        return errors_apart(there, here) or ("" if again == there.sums else _TWICE)
+        repeated_sums = errors(y.to(device), x.to(device)).sums
+        return errors_apart(device_errors, cpu_errors) or (
+            "" if repeated_sums == device_errors.sums else _TWICE
+        )
 
     return check
 
@@ -90,13 +98,13 @@ def check_hard_errors(actual: torch.dtype, reference: torch.dtype) -> Check:
         pairs += [(a[1::3], r[1::3]) for a, r in pairs[:2]]
         for a, r in pairs:
             x, y = a.to(device), r.to(device)
-            there = errors(x, y, worst=30)
-            if apart := errors_apart(there, errors(a, r, worst=30)):
-                return apart
-            if errors(torch.stack([x, x], 1)[:, 0], y, worst=30).sums != there.sums:
+            device_errors = errors(x, y, worst=30)
+            if difference := errors_apart(device_errors, errors(a, r, worst=30)):
+                return difference
+            if errors(torch.stack([x, x], 1)[:, 0], y, worst=30).sums != device_errors.sums:
                 return "sums of a view with gaps are others"
             with mock.patch.object(proving, "serves", return_value=False):
-                if errors(x, y, worst=30).sums != there.sums:
+                if errors(x, y, worst=30).sums != device_errors.sums:
                     return "sums without the kernel are others"
         return ""
 
@@ -106,8 +114,8 @@ def check_hard_errors(actual: torch.dtype, reference: torch.dtype) -> Check:
 def check_gaps(dtype: torch.dtype) -> Check:
     def check(device: torch.device) -> str:
         x = cases.bell_curve(dtype, count=20_000).view(-1, 2)
-        found = qgate.quantize(x.to(device)[:, 0], "int8")
-        return proving.first_difference(found, qgate.quantize(x[:, 0], "int8"))
+        quantized_column = qgate.quantize(x.to(device)[:, 0], "int8")
+        return proving.first_difference(quantized_column, qgate.quantize(x[:, 0], "int8"))
 
     return check
 
@@ -138,17 +146,17 @@ def check_graph_capture(fmt: str) -> Check:
     def check(device: torch.device) -> str:
         q = qgate.Quantizer(fmt, **WAYS[fmt])
         x = cases.bell_curve(torch.bfloat16, count=2**18).view(512, 512)
-        there = x.to(device, copy=True)
-        q(there)
+        device_tensor = x.to(device, copy=True)
+        q(device_tensor)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            q(there)
+            q(device_tensor)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            y = q(there)
-        there.copy_(x.flip(0))
+            y = q(device_tensor)
+        device_tensor.copy_(x.flip(0))
         graph.replay()
         return proving.first_difference(y, q(x.flip(0)), x)
 

@@ -53,8 +53,8 @@ class PartReport(msgspec.Struct, omit_defaults=True):
 
     @property
     def red(self) -> bool:
-        found = self.judged and any(row.status in RED for row in self.rows)
-        return self.status != "done" or found
+        has_red_row = self.judged and any(row.status in RED for row in self.rows)
+        return self.status != "done" or has_red_row
 
 
 class DeviceReport(msgspec.Struct):
@@ -102,13 +102,13 @@ def counted(rows: list[Row]) -> str:
 
 def red_lines(report: DeviceReport) -> list[str]:
     """Return the first red rows as lines of a terminal."""
-    found = [
+    lines = [
         f"{part.name}: {row.name}: {row.status}: {_cell(row.text)}"
         for part in report.parts
         for row in part.rows
         if part.judged and row.status in RED
     ]
-    return found[:_MOST_RED]
+    return lines[:_MOST_RED]
 
 
 def page(report: DeviceReport) -> str:
@@ -131,24 +131,24 @@ def page(report: DeviceReport) -> str:
 
 
 def _section(part: PartReport) -> list[str]:
-    shown = sorted(
+    sorted_rows = sorted(
         (row for row in part.rows if row.status != "right"),
         key=lambda row: _ORDER.index(row.status),
     )
-    red = [row for row in shown if row.status in RED]
+    red = [row for row in sorted_rows if row.status in RED]
     left_out = len(red) - _MOST_RED
     if left_out > 0:
-        shown = red[:_MOST_RED] + shown[len(red) :]
-    lines = [f"## {part.name}"] if shown else []
-    if shown:
-        rows = [(row.name, row.status, row.text, _seconds(row)) for row in shown]
+        sorted_rows = red[:_MOST_RED] + sorted_rows[len(red) :]
+    lines = [f"## {part.name}"] if sorted_rows else []
+    if sorted_rows:
+        rows = [(row.name, row.status, row.text, _seconds(row)) for row in sorted_rows]
         lines.append(_table(rows, ("case", "", "text", "s")))
     if left_out > 0:
         lines.append(f"… and {left_out} more in {JSON_NAME}")
-    for row in shown:
+    for row in sorted_rows:
         if text := row.figures.get("printed"):
             lines.append(f"```text\n{text.rstrip()}\n```")
-    if shown and part.red and part.log:
+    if sorted_rows and part.red and part.log:
         lines.append(f"What its processes printed: {part.log}")
     return lines
 

@@ -160,10 +160,10 @@ class SimTensor(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
             copy = SimTensor(self.inside.detach().clone(), self.device)
-            kept: Tensor = copy.requires_grad_(self.requires_grad)
+            copied: Tensor = copy.requires_grad_(self.requires_grad)
             if isinstance(self, torch.nn.Parameter):
-                kept = torch.nn.Parameter(copy, self.requires_grad)
-            memo[id(self)] = kept
+                copied = torch.nn.Parameter(copy, self.requires_grad)
+            memo[id(self)] = copied
         return memo[id(self)]
 
 
@@ -191,12 +191,12 @@ def register() -> None:
     # Started before there is a device, autograd makes no threads, with which a fork has no gradients.
     torch.ones(1, requires_grad=True).sum().backward()
     backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
-    rest, named = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
-    rest.fallback(_of_no_tensor, "PrivateUse1")
+    fallbacks, named = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    fallbacks.fallback(_of_no_tensor, "PrivateUse1")
     for name in _RESIZING:
         named.impl(name, _maker(name), "PrivateUse1")
     named.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
-    _libraries.extend((rest, named))
+    _libraries.extend((fallbacks, named))
 
 
 # What torch makes by resizing an empty tensor, which a wrapper cannot.
@@ -274,13 +274,13 @@ _operations: dict[int, _Operation] = {}
 
 
 def _operation(op: Any) -> _Operation:
-    known = _operations.get(id(op))
-    if known is None:
-        known = _operations[id(op)] = _Operation(
+    operation = _operations.get(id(op))
+    if operation is None:
+        operation = _operations[id(op)] = _Operation(
             op, bool(op._can_decompose()), op in _COPIES, op in _WAITS, op in _MIXES, op in _ANSWERS,
             _OTHERWISE.get(op.overloadpacket),
         )  # fmt: skip
-    return known
+    return operation
 
 
 def _refuse(one: torch.device, other: torch.device) -> None:
@@ -336,12 +336,12 @@ class _Arguments:
             return type(value)(self.wrapped(part, device) for part in value)
         if not isinstance(value, Tensor):
             return value
-        for known in self.of:
-            if known.inside is value:
-                if known.shape != value.shape or known.stride() != value.stride():
-                    shape = tuple(known.shape)
+        for sim_tensor in self.of:
+            if sim_tensor.inside is value:
+                if sim_tensor.shape != value.shape or sim_tensor.stride() != value.stride():
+                    shape = tuple(sim_tensor.shape)
                     raise RuntimeError(f"the simulated device cannot resize {shape} in place")
-                return known
+                return sim_tensor
         return SimTensor(value, device)
 
 
@@ -365,26 +365,26 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operation on what is inside, and wrap what it makes."""
     if _lost:
         raise RuntimeError(f"CUDA error: {_lost[0]}")
-    known = _operation(op)
+    operation = _operation(op)
     if op is aten.empty.memory_format:
         _check_room(math.prod(args[0]) * (kwargs.get("dtype") or torch.float32).itemsize)
-    if known.waits or (op is aten.index.Tensor and _has_mask(args[1])):
+    if operation.waits or (op is aten.index.Tensor and _has_mask(args[1])):
         _waits(str(op))
-    if known.is_copy:
+    if operation.is_copy:
         return _copy(op, args, kwargs)
     if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
-    arguments = _Arguments(known.mixes)
+    arguments = _Arguments(operation.mixes)
     inner = [arguments.inside(arg) for arg in args]
     inner_kwargs = {name: arguments.inside(arg) for name, arg in kwargs.items()}
     device = arguments.place(kwargs.get("device"))
     if "device" in inner_kwargs:
         inner_kwargs["device"] = _CPU
-    compute = known.compute
+    compute = operation.compute
     if compute is _divided and type(args[1]) is not SimTensor:
         inner[1] = _number(inner[0], inner[1])
     result = op(*inner, **inner_kwargs) if compute is None else compute(op, *inner, **inner_kwargs)
-    return result if known.answers else arguments.wrapped(result, device)
+    return result if operation.answers else arguments.wrapped(result, device)
 
 
 def _number(x: Any, y: Any) -> Any:
@@ -463,8 +463,8 @@ def _divided(op: Any, x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _summed(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Reduce along axes that were turned around; along all of them where none is named."""
-    place = 1 if op.overloadpacket in (aten.linalg_vector_norm, aten.norm) else 0
-    dims = args[place] if len(args) > place else kwargs.get("dim")
+    dims_index = 1 if op.overloadpacket in (aten.linalg_vector_norm, aten.norm) else 0
+    dims = args[dims_index] if len(args) > dims_index else kwargs.get("dim")
     if not x.dtype.is_floating_point or x.dim() == 0:
         return op(x, *args, **kwargs)
     axes = range(x.dim()) if dims is None or isinstance(dims, bool) else dims
@@ -482,8 +482,8 @@ def _product(op: Any, *args: Any, **kwargs: Any) -> Any:
     *before, a, b = args[:3] if op.overloadpacket in (aten.addmm, aten.baddbmm) else args[:2]
     if not a.dtype.is_floating_point:
         return op(*args, **kwargs)
-    rest = args[len(before) + 2 :]
-    return op(*before, a.flip(-1), b.flip(-2 if b.dim() > 1 else 0), *rest, **kwargs)
+    later_args = args[len(before) + 2 :]
+    return op(*before, a.flip(-1), b.flip(-2 if b.dim() > 1 else 0), *later_args, **kwargs)
 
 
 def _dotted(op: Any, a: Tensor, b: Tensor, **kwargs: Any) -> Any:
@@ -495,9 +495,9 @@ def _convolved(op: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) ->
     groups = args[-1]
     if weight.shape[1] > 1 and groups == 1:
         return op(x.flip(1), weight.flip(1), *args, **kwargs)
-    bias, *rest = args
+    bias, *later_args = args
     wide = None if bias is None else bias.double()
-    return op(x.double(), weight.double(), wide, *rest, **kwargs).to(x.dtype)
+    return op(x.double(), weight.double(), wide, *later_args, **kwargs).to(x.dtype)
 
 
 def _widely(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -587,10 +587,10 @@ class RoundedAttention(torch.autograd.Function):
             now = torch.maximum(most, tile.amax(-1, keepdim=True))
             based = now.masked_fill(now == -math.inf, 0.0)
             p = torch.exp2((tile - based) * _LOG2_E)
-            kept = torch.exp2((most - based) * _LOG2_E)
-            total = total * kept + p.sum(-1, keepdim=True)
+            decay = torch.exp2((most - based) * _LOG2_E)
+            total = total * decay + p.sum(-1, keepdim=True)
             rounded = p.to(query.dtype).float() @ value[..., start : start + _TILE, :].float()
-            result = rounded if result is None else result * kept + rounded
+            result = rounded if result is None else result * decay + rounded
             most = now
         assert result is not None
         output = (result * total.reciprocal()).to(query.dtype)

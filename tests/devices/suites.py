@@ -82,9 +82,9 @@ def pytest_row(
         "skipped": sum(row.status == "noted" for row in rows),
         "exit_status": status,
     }
-    gates, held = _gates(home)
-    figures |= {"gates": gates, "held": held}
-    text = f"{figures['passed']} passed, {figures['failed']} failed, {held} of {gates} gates held"
+    gates, held_gates = _gates(home)
+    figures |= {"gates": gates, "held": held_gates}
+    text = f"{figures['passed']} passed, {figures['failed']} failed, {held_gates} of {gates} gates held"
     if status in (0, 1) and figures["passed"]:
         wrong = status == 1 and not figures["failed"]
         text += ", and pytest ended with status 1: see its log" if wrong else ""

@@ -91,13 +91,13 @@ def _on(device: torch.device, options: Mapping[str, Any]) -> dict[str, Any]:
 def _quantized(name: str, dtype: torch.dtype, options: Mapping[str, Any]) -> Case:
     def case(device: torch.device) -> str:
         for layout, x in _layouts(numbers(dtype)):
-            given = _filled(options, x)
-            expected = qgate.quantize(x, name, **given)
-            there = x.to(device)
+            filled_options = _filled(options, x)
+            expected = qgate.quantize(x, name, **filled_options)
+            device_tensor = x.to(device)
             if not x.is_contiguous():
-                there = numbers(dtype).to(device).t()[3:, ::2]
-            actual = qgate.quantize(there, name, **_on(device, given))
-            if actual.device != there.device:
+                device_tensor = numbers(dtype).to(device).t()[3:, ::2]
+            actual = qgate.quantize(device_tensor, name, **_on(device, filled_options))
+            if actual.device != device_tensor.device:
                 return f"{layout}: the result is on {actual.device}"
             if problem := first_difference(actual, expected, x):
                 return f"{layout}: {problem}"
@@ -109,12 +109,14 @@ def _quantized(name: str, dtype: torch.dtype, options: Mapping[str, Any]) -> Cas
 def _encoded(name: str, dtype: torch.dtype) -> Case:
     def case(device: torch.device) -> str:
         x = numbers(dtype).nan_to_num(0.0, 3.0, -3.0)
-        here, there = (qgate.encode(side, name, nan="zero") for side in (x, x.to(device)))
-        for part in vars(here):
-            mine, other = getattr(there, part), getattr(here, part)
+        cpu_encoded, device_encoded = (
+            qgate.encode(side, name, nan="zero") for side in (x, x.to(device))
+        )
+        for part in vars(cpu_encoded):
+            mine, other = getattr(device_encoded, part), getattr(cpu_encoded, part)
             if isinstance(other, Tensor) and (problem := first_difference(mine, other)):
                 return f"{part}: {problem}"
-        return first_difference(there.decode(), here.decode(), x)
+        return first_difference(device_encoded.decode(), cpu_encoded.decode(), x)
 
     return case
 
@@ -122,22 +124,26 @@ def _encoded(name: str, dtype: torch.dtype) -> Case:
 def _reported(name: str, dtype: torch.dtype) -> Case:
     def case(device: torch.device) -> str:
         x = numbers(dtype)
-        here, there = (formats.report(side, name) for side in (x, x.to(device)))
-        return "" if repr(here) == repr(there) else f"{there} instead of {here}"
+        cpu_report, device_report = (formats.report(side, name) for side in (x, x.to(device)))
+        return (
+            ""
+            if repr(cpu_report) == repr(device_report)
+            else f"{device_report} instead of {cpu_report}"
+        )
 
     return case
 
 
 def _gradients(name: str, dtype: torch.dtype) -> Case:
     def case(device: torch.device) -> str:
-        found = []
-        for place in (torch.device("cpu"), device):
-            x = numbers(dtype).to(place).requires_grad_()
-            weights = torch.arange(x.numel(), device=place).view(x.shape).to(dtype)
+        gradients = []
+        for target in (torch.device("cpu"), device):
+            x = numbers(dtype).to(target).requires_grad_()
+            weights = torch.arange(x.numel(), device=target).view(x.shape).to(dtype)
             qgate.quantize(x, name).mul(weights).nansum().backward()
             assert x.grad is not None
-            found.append(x.grad.cpu())
-        return first_difference(found[1], found[0])
+            gradients.append(x.grad.cpu())
+        return first_difference(gradients[1], gradients[0])
 
     return case
 
@@ -145,15 +151,17 @@ def _gradients(name: str, dtype: torch.dtype) -> Case:
 def _counted(dtype: torch.dtype) -> Case:
     def case(device: torch.device) -> str:
         for layout, x in _layouts(numbers(dtype)):
-            here, there = (stats.counts(side) for side in (x, x.to(device)))
-            if (here.dtype, here.n, here.finite) != (there.dtype, there.n, there.finite):
-                return (
-                    f"{layout}: {there.finite} of {there.n} elements are finite, not {here.finite}"
-                )
-            if here.moments.figures() != there.moments.figures():
-                return f"{layout}: {there.moments.figures()} instead of {here.moments.figures()}"
+            cpu_counts, device_counts = (stats.counts(side) for side in (x, x.to(device)))
+            if (cpu_counts.dtype, cpu_counts.n, cpu_counts.finite) != (
+                device_counts.dtype,
+                device_counts.n,
+                device_counts.finite,
+            ):
+                return f"{layout}: {device_counts.finite} of {device_counts.n} elements are finite, not {cpu_counts.finite}"
+            if cpu_counts.moments.figures() != device_counts.moments.figures():
+                return f"{layout}: {device_counts.moments.figures()} instead of {cpu_counts.moments.figures()}"
             for part in range(2):
-                if not np.array_equal(here.weighted()[part], there.weighted()[part]):
+                if not np.array_equal(cpu_counts.weighted()[part], device_counts.weighted()[part]):
                     return f"{layout}: values or counts are others"
         return ""
 
@@ -164,8 +172,8 @@ def _compared(actual: torch.dtype, reference: torch.dtype) -> Case:
     def case(device: torch.device) -> str:
         r, a = numbers(reference), numbers(actual)
         a[8:] = qgate.quantize(a, "int8")[8:]
-        here = stats.errors(a, r)
-        return errors_apart(stats.errors(a.to(device), r.to(device)), here)
+        cpu_errors = stats.errors(a, r)
+        return errors_apart(stats.errors(a.to(device), r.to(device)), cpu_errors)
 
     return case
 
@@ -173,8 +181,8 @@ def _compared(actual: torch.dtype, reference: torch.dtype) -> Case:
 def _swept(name: str, dtype: torch.dtype) -> Case:
     def case(device: torch.device) -> str:
         x = numbers(dtype)[8:]
-        here, there = (qgate.sweep(side, name).to_dict() for side in (x, x.to(device)))
-        return "" if repr(here) == repr(there) else "other levels or advice"
+        cpu_sweep, device_sweep = (qgate.sweep(side, name).to_dict() for side in (x, x.to(device)))
+        return "" if repr(cpu_sweep) == repr(device_sweep) else "other levels or advice"
 
     return case
 

@@ -55,9 +55,9 @@ def test_gradients_are_those_of_a_gpu(group: str) -> None:
     sides = {name: RECORDED[f"{dtype}/{name}"] for name in "qkv"}
 
     def alike(way: bool | None) -> list[float]:
-        found = attended(way, sides, RECORDED[f"{dtype}/go"])[1:]
+        gradients = attended(way, sides, RECORDED[f"{dtype}/go"])[1:]
         recorded = [RECORDED[f"{group}/d{name}"] for name in "qkv"]
-        return [float((a == b).float().mean()) for a, b in zip(found, recorded, strict=True)]
+        return [float((a == b).float().mean()) for a, b in zip(gradients, recorded, strict=True)]
 
     assert min(alike(rounds_scaled)) >= GROUPS[group][1]
     # Of q and k the other way gives other bits; how values are summed is the same.
@@ -81,13 +81,13 @@ def test_attention_is_that_of_float32_but_for_roundings(
         "added": {"attn_mask": torch.randn(1, 1, 1, 50, generator=draw).half()},
         "grouped": {"enable_gqa": True},
     }[kind]  # fmt: skip
-    found = attended(rounds_scaled, sides, grad, **options)
+    gradients = attended(rounds_scaled, sides, grad, **options)
     if kind == "added":
         options = {"attn_mask": options["attn_mask"].float()}  # type: ignore[attr-defined]
     leaves = [side.float().requires_grad_() for side in sides.values()]
     result = scaled_dot_product_attention(*leaves, **options)  # type: ignore[arg-type]
     exact = [result.detach(), *torch.autograd.grad(result, leaves, grad.float())]
-    for one, other in zip(found, exact, strict=True):
+    for one, other in zip(gradients, exact, strict=True):
         assert one.dtype == torch.float16
         error = (one.float() - other).square().mean() / other.square().mean()
         assert error < 1e-6
@@ -131,11 +131,11 @@ def failing(rows: list[Measured]) -> set[str]:
     accepted = {
         row.site: {name: row.value(name) for name in row.compared} for row in measured("cpu")
     }
-    held = [
+    accepted_rows = [
         with_accepted(row, accepted[row.site], dict.fromkeys(row.compared, CPU), SIMULATED)  # type: ignore[arg-type]
         for row in rows
     ]
-    verdict = judge(held, LIMITS.limits_of("fp16"))
+    verdict = judge(accepted_rows, LIMITS.limits_of("fp16"))
     return {check.site.rpartition(".")[2] for check in verdict.failed}
 
 

@@ -83,8 +83,10 @@ def run(folder: Path, *options: str, **environment: str) -> subprocess.Popen[str
 
 
 def rows(report: DeviceReport, part: str) -> dict[str, tuple[str, str]]:
-    found = next(each for each in report.parts if each.name == part)
-    return {row.name: (row.status, row.text) for row in found.rows}
+    part_report = next(
+        candidate_part for candidate_part in report.parts if candidate_part.name == part
+    )
+    return {row.name: (row.status, row.text) for row in part_report.rows}
 
 
 @proof
@@ -286,11 +288,11 @@ def test_each_test_of_pytest_is_a_row(tmp_path: Path, options: tuple[str, ...]) 
     words = ("-m", "pytest", "-p", "tests.devices.outcomes", "-p", "no:cacheprovider", *options)
     done = _python(environment, *words, "--rootdir", str(tmp_path), str(tmp_path))
     assert done.returncode == 1, done.stdout
-    found = {row.name.rpartition("::")[2]: (row.status, row.text) for row in journal.read().rows}
-    assert found["test_right"] == ("right", "")
-    assert found["test_wrong"] == ("wrong", "AssertionError: one is not two")
-    assert found["test_broken"] == ("wrong", "setup: ValueError: no set-up")
-    assert found["test_skipped"] == ("noted", "Skipped: not here")
+    outcomes = {row.name.rpartition("::")[2]: (row.status, row.text) for row in journal.read().rows}
+    assert outcomes["test_right"] == ("right", "")
+    assert outcomes["test_wrong"] == ("wrong", "AssertionError: one is not two")
+    assert outcomes["test_broken"] == ("wrong", "setup: ValueError: no set-up")
+    assert outcomes["test_skipped"] == ("noted", "Skipped: not here")
 
 
 WARNING_PLUGIN = """
@@ -375,9 +377,9 @@ def test_a_fault_of_a_kernel_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     assert public.CASES["public: mxfp8 bfloat16"](cpu) == ""
 
     def wrong(x: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
-        found = right(x, *args, **options)  # type: ignore[arg-type]
+        quantized = right(x, *args, **options)  # type: ignore[arg-type]
         calls.append(x)
-        return found.add(found.abs() * 2**-3) if len(calls) == 1 else found
+        return quantized.add(quantized.abs() * 2**-3) if len(calls) == 1 else quantized
 
     calls: list[torch.Tensor] = []
     monkeypatch.setattr(qgate, "quantize", wrong)
@@ -385,7 +387,7 @@ def test_a_fault_of_a_kernel_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_captures_of_other_values_are_apart(tmp_path: Path) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
+    cpu_folder, device_folder = tmp_path / "here", tmp_path / "there"
     rng = np.random.default_rng(0)
     reference = rng.normal(size=(64, 16)).astype(np.float32)
     quantized = reference + rng.normal(size=(64, 16)).astype(np.float32) * 0.01
@@ -395,15 +397,17 @@ def test_captures_of_other_values_are_apart(tmp_path: Path) -> None:
         np.save(folder / "mode_fp32_layer_0.npy", fp32)
         np.save(folder / "mode_int8_layer_0.npy", int8)
 
-    write(here, reference, quantized)
-    write(there, reference * (1 + 1e-6), quantized * (1 + 1e-6))
-    assert commands._captures_apart(there, here) == ""
-    write(there, reference * (1 + 1e-3), quantized)
+    write(cpu_folder, reference, quantized)
+    write(device_folder, reference * (1 + 1e-6), quantized * (1 + 1e-6))
+    assert commands._captures_apart(device_folder, cpu_folder) == ""
+    write(device_folder, reference * (1 + 1e-3), quantized)
     assert "mode_fp32_layer_0.npy: 1e-06 of the energy differs" in commands._captures_apart(
-        there, here
+        device_folder, cpu_folder
     )
-    write(there, reference, quantized * 1.01)
-    assert "mode_int8_layer_0.npy: its relative squared" in commands._captures_apart(there, here)
+    write(device_folder, reference, quantized * 1.01)
+    assert "mode_int8_layer_0.npy: its relative squared" in commands._captures_apart(
+        device_folder, cpu_folder
+    )
 
 
 def test_activations_of_other_values_are_apart() -> None:

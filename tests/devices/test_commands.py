@@ -103,15 +103,15 @@ def adopted(path: str) -> qgate.Model:
 @pytest.mark.parametrize("path", ["examples/my_model.py", "recipes/convnet.py"])
 def test_a_model_of_the_documents_has_the_errors_of_the_cpu(path: str) -> None:
     """Layer by layer, from the errors of a mode; codes tip over where inputs differ by one bit."""
-    found = []
+    runs = []
     with simulated.divisions() as lines:
         for device in ("cpu", SIM):
             model = adopted(path)
             model.module.to(device)
             quantized = modes.apply(modes.modes_of(model, "int8")[0], model)
             errors = capture.compare_runs(quantized.model, model)
-            found.append({site: error.metric("relative_mse") for site, error in errors.items()})
-    here, there = found
-    assert here.keys() == there.keys()
-    assert there == pytest.approx(here, rel=0.05)
+            runs.append({site: error.metric("relative_mse") for site, error in errors.items()})
+    cpu_errors, device_errors = runs
+    assert cpu_errors.keys() == device_errors.keys()
+    assert device_errors == pytest.approx(cpu_errors, rel=0.05)
     assert lines == Counter()

@@ -73,14 +73,14 @@ def test_a_division_by_a_number_multiplies_by_the_reciprocal(
     dtype: torch.dtype, by: float | Tensor
 ) -> None:
     x = numbers(10_000, dtype=dtype)
-    there = x.to(SIM)
+    sim_tensor = x.to(SIM)
     if dtype.itemsize > 2:  # a result of 16 bits is rounded from float32, where it is not seen
-        assert apart(there / by, x / by)
-        assert apart(there / by, x * (1 / x.new_tensor(float(by)))) == 0
-        assert apart(there.clone().div_(by), there / by) == 0
-    assert apart(divided(there, by), divided(x, by)) == 0
-    assert apart(there / there.new_tensor(float(by)), x / x.new_tensor(float(by))) == 0
-    assert apart(there / 8, x / 8) == 0
+        assert apart(sim_tensor / by, x / by)
+        assert apart(sim_tensor / by, x * (1 / x.new_tensor(float(by)))) == 0
+        assert apart(sim_tensor.clone().div_(by), sim_tensor / by) == 0
+    assert apart(divided(sim_tensor, by), divided(x, by)) == 0
+    assert apart(sim_tensor / sim_tensor.new_tensor(float(by)), x / x.new_tensor(float(by))) == 0
+    assert apart(sim_tensor / 8, x / 8) == 0
 
 
 def test_divisions_name_the_line_of_qgate() -> None:
@@ -118,27 +118,27 @@ def test_divisions_name_the_line_of_qgate() -> None:
 )
 def test_sums_are_added_in_another_order(add: object) -> None:
     x = numbers(10_000) * numbers(10_000, seed=1).exp()
-    there, here = add(x.to(SIM)).cpu(), add(x)  # type: ignore[operator]
-    assert apart(there, here)
-    torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-4)
+    sim_sums, cpu_sums = add(x.to(SIM)).cpu(), add(x)  # type: ignore[operator]
+    assert apart(sim_sums, cpu_sums)
+    torch.testing.assert_close(sim_sums, cpu_sums, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["exp", "log", "sigmoid", "tanh", "rsqrt", "erf", "sin"])
 def test_single_results_of_functions_are_rounded_from_float64(name: str) -> None:
     x = numbers(200_000).abs()
-    there = getattr(x.to(SIM), name)()
-    assert apart(there, getattr(x.double(), name)().float()) == 0
+    sim_results = getattr(x.to(SIM), name)()
+    assert apart(sim_results, getattr(x.double(), name)().float()) == 0
     # Some of torch's own results are right in each bit.
     if name not in ("rsqrt",):
-        assert apart(there, getattr(x, name)())
+        assert apart(sim_results, getattr(x, name)())
 
 
 def test_a_cast_to_float8_is_nan_beyond_464() -> None:
     x = torch.tensor([448.0, 464.0, 466.0, -466.0, math.inf, math.nan])
-    there = x.to(SIM).to(torch.float8_e4m3fn)
-    assert there.float().cpu().nan_to_num(nan=-1).tolist() == [448.0, 448.0, -1, -1, -1, -1]
+    sim_float8 = x.to(SIM).to(torch.float8_e4m3fn)
+    assert sim_float8.float().cpu().nan_to_num(nan=-1).tolist() == [448.0, 448.0, -1, -1, -1, -1]
     filled = torch.zeros(6, dtype=torch.float8_e4m3fn, device=SIM).copy_(x.to(SIM))
-    assert filled.float().cpu().isnan().tolist() == there.float().cpu().isnan().tolist()
+    assert filled.float().cpu().isnan().tolist() == sim_float8.float().cpu().isnan().tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -147,22 +147,24 @@ def test_attention_of_16_bits_rounds_p_before_it_is_divided(
     dtype: torch.dtype, causal: bool
 ) -> None:
     q, k, v = (numbers(2, 300, 32, dtype=dtype, seed=seed) for seed in range(3))
-    there = functional.scaled_dot_product_attention(
+    sim_attention = functional.scaled_dot_product_attention(
         *(x.to(SIM) for x in (q, k, v)), is_causal=causal
     ).cpu()
     exact = functional.scaled_dot_product_attention(
         q.double(), k.double(), v.double(), is_causal=causal
     )
     plain = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    assert apart(there, plain)
-    assert apart(there, exact.to(dtype))  # P is rounded on the way
-    assert float((there.double() - exact).norm() / exact.norm()) < 2 * torch.finfo(dtype).eps
+    assert apart(sim_attention, plain)
+    assert apart(sim_attention, exact.to(dtype))  # P is rounded on the way
+    assert (
+        float((sim_attention.double() - exact).norm() / exact.norm()) < 2 * torch.finfo(dtype).eps
+    )
     # Three tiles of 128 keys, each of its own largest score, in the order of FlashAttention.
     with torch.inference_mode():
-        again = functional.scaled_dot_product_attention(
+        repeated_attention = functional.scaled_dot_product_attention(
             *(x.to(SIM) for x in (q, k, v)), is_causal=causal
         )
-    assert apart(again, there) == 0
+    assert apart(repeated_attention, sim_attention) == 0
 
 
 def test_the_backward_pass_of_attention_rounds_scaled_scores() -> None:
@@ -219,17 +221,19 @@ def test_random_numbers_of_the_device_take_no_generator_of_the_cpu() -> None:
 def test_modules_and_copies_keep_device_and_values() -> None:
     module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     weights = module[0].weight.detach().clone()
-    there = copy.deepcopy(module).to(SIM)
-    assert {p.device for p in there.parameters()} | {b.device for b in there.buffers()} == {SIM}
-    again = copy.deepcopy(there)
+    sim_module = copy.deepcopy(module).to(SIM)
+    assert {p.device for p in sim_module.parameters()} | {
+        b.device for b in sim_module.buffers()
+    } == {SIM}
+    copied_module = copy.deepcopy(sim_module)
     with torch.no_grad():
-        again[0].weight.mul_(2)
-    assert torch.equal(there[0].weight.cpu(), weights)
-    assert torch.equal(again[0].weight.cpu(), weights * 2)
-    assert isinstance(again[0].weight, nn.Parameter)
-    there[0].weight.data = weights.to(SIM) * 3
-    assert torch.equal(there[0].weight.cpu(), weights * 3)
-    assert torch.equal(there.to("cpu")[0].weight, weights * 3)
+        copied_module[0].weight.mul_(2)
+    assert torch.equal(sim_module[0].weight.cpu(), weights)
+    assert torch.equal(copied_module[0].weight.cpu(), weights * 2)
+    assert isinstance(copied_module[0].weight, nn.Parameter)
+    sim_module[0].weight.data = weights.to(SIM) * 3
+    assert torch.equal(sim_module[0].weight.cpu(), weights * 3)
+    assert torch.equal(sim_module.to("cpu")[0].weight, weights * 3)
 
 
 def test_gradients_flow_through_hooks_and_to_leaves() -> None:

@@ -39,18 +39,18 @@ def test_errors_are_copied_once(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(_device_pass, "serves", lambda *_: True)
     y = x.float() * 1.01
     with simulated.transfers() as waits:
-        found = errors(x, y)
+        error_sums = errors(x, y)
     assert waits.names == [COUNT, COPY]
-    assert len(found.worst) == 10
+    assert len(error_sums.worst) == 10
     with simulated.transfers() as waits:
-        found = errors(x, y.masked_fill(y > 3, float("nan")))
+        error_sums = errors(x, y.masked_fill(y > 3, float("nan")))
     assert waits.names == [COUNT, COPY, COPY], "the first NaN is looked for"
-    assert found.first_non_finite is not None
+    assert error_sums.first_non_finite is not None
 
 
 @pytest.mark.parametrize("places", [("cpu", "sim:0"), ("sim:0", "sim:1")], ids="-".join)
 def test_tensors_of_two_devices_are_refused(x: Tensor, places: tuple[str, str]) -> None:
-    actual, reference = (x.cpu().to(place) for place in places)
+    actual, reference = (x.cpu().to(device) for device in places)
     words = rf"^actual is on {places[0]} and reference on {places[1]}: .* one device\. Move one"
     with pytest.raises(QgateError, match=words):
         errors(actual, reference)

@@ -42,7 +42,7 @@ def rounded(x: np.ndarray, name: str) -> np.ndarray:
 
 def outcome(x: np.ndarray, name: str) -> Record:
     most, normal, _, _, block = FORMATS[name]
-    found: Record = {"of": int(x.size)}
+    shares: Record = {"of": int(x.size)}
     if block:
         x = x[: x.size // block * block].reshape(-1, block)
         amax = np.abs(x).max(1, keepdims=True)
@@ -57,11 +57,11 @@ def outcome(x: np.ndarray, name: str) -> Record:
         amax = max(float(np.abs(x).max()), 1e-200)
         power = 2.0 ** max(math.ceil(math.log2(amax) - math.log2(most)), -900)
         fitted = rounded(x / power, name) * power
-        found |= {
+        shares |= {
             "fitted_signal": float((x * x).sum()),
             "fitted_noise": float(((fitted - x) ** 2).sum()),
         }
-    return found | {
+    return shares | {
         "upper": float((over & (x > 0)).mean()),
         "lower": float((over & (x < 0)).mean()),
         "underflow": float(under.mean()),
@@ -84,16 +84,16 @@ def summary(x: np.ndarray, formats: tuple[str, ...] = tuple(FORMATS)) -> Record:
     """Everything one can say of values; `x` is a matrix."""
     bad = {"nan": np.isnan(x), "posinf": x == np.inf, "neginf": x == -np.inf}
     finite = x[np.isfinite(x)]
-    made: Record = {
+    figures: Record = {
         "tensors": 1, "elements": int(x.size), "counted": int(x.size),
         "source": "values", "counted_as": "bf16",
         **{name: int(mask.sum()) for name, mask in bad.items()},
     }  # fmt: skip
     if not finite.size:
-        return made
+        return figures
     std, mean = float(finite.std()) if np.ptp(finite) else 0.0, float(finite.mean())
     z = (finite - mean) / std if std else np.zeros_like(finite)
-    made |= {
+    figures |= {
         "zeros": int((finite == 0).sum()),
         "min": float(finite.min()),
         "max": float(finite.max()),
@@ -106,13 +106,13 @@ def summary(x: np.ndarray, formats: tuple[str, ...] = tuple(FORMATS)) -> Record:
         **binades(finite),
     }
     if (finite != 0).any():
-        made["amin"] = float(np.abs(finite[finite != 0]).min())
+        figures["amin"] = float(np.abs(finite[finite != 0]).min())
     if std:
-        made |= {"skew": float((z**3).mean()), "kurtosis": float((z**4).mean()) - 3}
+        figures |= {"skew": float((z**3).mean()), "kurtosis": float((z**4).mean()) - 3}
     bits = finite.astype(np.float32).view(np.uint32) >> 16
     used, counts = np.unique((bits >> 7) & 255, return_counts=True)
     part = counts / counts.sum()
-    made["usage"] = {
+    figures["usage"] = {
         "exponents": len(used),
         "patterns": len(np.unique(bits)),
         "exponent_bits": float(-(part * np.log2(part)).sum()) + 0.0,
@@ -121,13 +121,13 @@ def summary(x: np.ndarray, formats: tuple[str, ...] = tuple(FORMATS)) -> Record:
         size = np.abs(np.where(np.isfinite(x), x, 0)).max(0)
         order = np.argsort(-size)
         places = np.linspace(0, len(size) - 1, min(65, len(size))).round().astype(int)
-        made["channels"] = {
+        figures["channels"] = {
             "count": len(size),
             "median": float(np.median(size)),
             "largest": [[int(i), float(size[i])] for i in order[:8]],
             "curve": size[order][places].tolist(),
         }
-    return made
+    return figures
 
 
 def fitted(x: np.ndarray) -> Record:
@@ -162,17 +162,17 @@ def histogram(x: np.ndarray, bins: int) -> Record:
 
 def group(x: np.ndarray, key: tuple[str, str, str, str], tensors: int) -> Record:
     finite = x[np.isfinite(x)]
-    made = summary(finite) | {"tensors": tensors}
+    grouped = summary(finite) | {"tensors": tensors}
     names = ("layer_type", "operation", "name", "quant_type")
-    made |= dict(zip(names, key, strict=True)) | {"dtype": "bf16", "elements": int(x.size)}
-    made |= {
+    grouped |= dict(zip(names, key, strict=True)) | {"dtype": "bf16", "elements": int(x.size)}
+    grouped |= {
         name: int(v) for name, v in (("nan", np.isnan(x).sum()), ("posinf", np.isposinf(x).sum()))
     }
     if finite.size and np.ptp(finite):
         p = (np.arange(64) + 0.5) / 64
         p = np.concatenate([[1e-4, 1e-3, 5e-3], p, [1 - 5e-3, 1 - 1e-3, 1 - 1e-4]])
         core = finite[np.abs(finite - np.median(finite)) <= np.quantile(np.abs(finite), 0.999)]
-        made |= fitted(finite) | {
+        grouped |= fitted(finite) | {
             "histogram": histogram(finite, 128),
             "core": histogram(core, 64),
             "qq": {
@@ -181,7 +181,7 @@ def group(x: np.ndarray, key: tuple[str, str, str, str], tensors: int) -> Record
                 "normal": [NormalDist().inv_cdf(float(q)) for q in p],
             },
         }
-    return made
+    return grouped
 
 
 def identity(kind: tuple[str, str, str], layer: int | None, rank: int, order: int) -> Record:
@@ -202,8 +202,8 @@ def identity(kind: tuple[str, str, str], layer: int | None, rank: int, order: in
 def titled(told: Record) -> str:
     """As a dump titles the tensor."""
     names = {field.name for field in fields(dumps.Record)} & told.keys()
-    made: dict[str, Any] = {name: told[name] for name in names}
-    return dumps.Record(**made).title
+    record_fields: dict[str, Any] = {name: told[name] for name in names}
+    return dumps.Record(**record_fields).title
 
 
 KINDS = (
@@ -236,13 +236,13 @@ def analysis_of(tensors: list[Record], groups: list[Record], **more: Any) -> Dum
         name: {"max": a, "min_normal": b, "min_subnormal": c, "scaled": bool(block)}
         for name, (a, b, c, _, block) in FORMATS.items()
     }
-    made: Record = {
+    analysis: Record = {
         "kind": ANALYSIS, "dump": about(tensors),
         "settings": {"formats": list(FORMATS), "seed": 0}, "formats": edges, "notes": [],
         "tensors": tensors, "groups": groups,
         "comparison": None, "loss_scales": [], "ranks": None, "maps": [],
     }  # fmt: skip
-    return cast(DumpAnalysis, made | more)
+    return cast(DumpAnalysis, analysis | more)
 
 
 def tensor_map(title: str, kind: str, cells: np.ndarray, order: int) -> Record:
@@ -300,13 +300,13 @@ def normal_record(layers: int = 4, ranks: int = 3, width: int = 64, seed: int = 
                     if (layer, name, rank, quant_type) == (2, "grad_output", 1, "hifp8"):
                         y[3, :12], y[4, 0], y[5, :2] = np.nan, np.inf, -np.inf
                     order += 1
-                    told = identity(kind, layer, rank, order) | {
+                    tensor_entry = identity(kind, layer, rank, order) | {
                         "quant_type": quant_type,
                         "sample": rank % 2,
                         "shape": [batch, 32, width],
                     }
-                    told["title"] = titled(told)
-                    tensors.append(told | summary(y))
+                    tensor_entry["title"] = titled(tensor_entry)
+                    tensors.append(tensor_entry | summary(y))
                     pooled.setdefault((*kind, quant_type), []).append(y)
                 if name == "input" and rank == 0:
                     maps.append(tensor_map(tensors[-1]["title"], "tokens", np.abs(x), order))
@@ -319,7 +319,7 @@ def normal_record(layers: int = 4, ranks: int = 3, width: int = 64, seed: int = 
                 if name == "value":
                     cells += np.histogram2d(b.ravel(), a.ravel(), 32, [[-4, 4], [-4, 4]])[0]
     groups = [
-        group(np.concatenate(found), key, len(found)) for key, found in sorted(pooled.items())
+        group(np.concatenate(arrays), key, len(arrays)) for key, arrays in sorted(pooled.items())
     ]
     return analysis_of(
         tensors,
@@ -350,13 +350,13 @@ def scale(name: str, least: int, largest: int, best: int, flush: float, then: fl
 
 def rank_rows(tensors: list[Record], ranks: int) -> Record:
     """Only as exact as pictures need."""
-    found: dict[str, dict[int, Record]] = {}
+    tensors_by_title: dict[str, dict[int, Record]] = {}
     for tensor in tensors:
         if "rms" in tensor:
             key = tensor["title"].replace(f", rank {tensor['rank']}", "")
-            found.setdefault(key, {})[tensor["rank"]] = tensor
-    told = []
-    for title, by_rank in found.items():
+            tensors_by_title.setdefault(key, {})[tensor["rank"]] = tensor
+    entries = []
+    for title, by_rank in tensors_by_title.items():
         middle = float(np.median([t["rms"] for t in by_rank.values()])) or 1.0
         factors = {
             rank: max(t["rms"] / middle, middle / max(t["rms"], 1e-30))
@@ -367,7 +367,7 @@ def rank_rows(tensors: list[Record], ranks: int) -> Record:
             name: {str(rank): t[name] for rank, t in by_rank.items()} for name in ("rms", "amax")
         }
         far_rank = {"title": title, "factor": factors[far], "farthest": far, "equal": False}
-        told.append(sizes | far_rank)
+        entries.append(sizes | far_rank)
     rows = []
     for rank in range(ranks):
         mine = [t for t in tensors if t["rank"] == rank]
@@ -384,7 +384,7 @@ def rank_rows(tensors: list[Record], ranks: int) -> Record:
         )
     return {
         "rows": rows,
-        "tensors": sorted(told, key=lambda t: -t["factor"]),
+        "tensors": sorted(entries, key=lambda t: -t["factor"]),
         "stands_out": ranks - 1,
         "equal_weights": 3,
         "unequal_weights": ["L1 linear forward weight"],
@@ -396,9 +396,9 @@ def rank_rows(tensors: list[Record], ranks: int) -> Record:
 
 def one_tensor() -> DumpAnalysis:
     x = np.random.default_rng(0).normal(0, 1, (32, 64))
-    told = identity(("linear", "forward", "input"), None, 0, 0) | {"shape": [32, 64]}
+    tensor_entry = identity(("linear", "forward", "input"), None, 0, 0) | {"shape": [32, 64]}
     key = ("linear", "forward", "input", "")
-    return analysis_of([told | summary(x)], [group(x, key, 1)])
+    return analysis_of([tensor_entry | summary(x)], [group(x, key, 1)])
 
 
 def no_tensor() -> DumpAnalysis:
@@ -407,14 +407,24 @@ def no_tensor() -> DumpAnalysis:
 
 def statistics_only() -> DumpAnalysis:
     full = normal_record(layers=2, ranks=1)
-    kept = ("min", "max", "amax", "mean", "std", "tensors", "elements", "counted", "counted_as")
-    kept += ("nan", "posinf", "neginf", "shape", *identity(("", "", ""), 0, 0, 0))
+    field_names = (
+        "min",
+        "max",
+        "amax",
+        "mean",
+        "std",
+        "tensors",
+        "elements",
+        "counted",
+        "counted_as",
+    )
+    field_names += ("nan", "posinf", "neginf", "shape", *identity(("", "", ""), 0, 0, 0))
     tensors = [
-        {k: v for k, v in t.items() if k in kept} | {"source": "statistics"}
+        {k: v for k, v in t.items() if k in field_names} | {"source": "statistics"}
         for t in full["tensors"]
     ]
     groups = [
-        {k: g[k] for k in (*kept, "quant_type") if k in g} | {"source": "statistics"}  # type: ignore[literal-required]
+        {k: g[k] for k in (*field_names, "quant_type") if k in g} | {"source": "statistics"}  # type: ignore[literal-required]
         for g in full["groups"]
     ]
     return analysis_of(tensors, groups)
@@ -429,13 +439,17 @@ def many_tensors(layers: int = 100, ranks: int = 2) -> DumpAnalysis:
     }
     tensors = []
     for layer in range(layers):
-        for place, (layer_type, operation, name, _) in enumerate(KINDS):
+        for kind_index, (layer_type, operation, name, _) in enumerate(KINDS):
             for rank in range(ranks):
-                told = identity((layer_type, operation, name), layer, rank, 10 * layer + place)
+                tensor_entry = identity(
+                    (layer_type, operation, name), layer, rank, 10 * layer + kind_index
+                )
                 factor = float(np.exp(rng.normal(0, 0.3)))
-                drawn = dict(shapes[name])
-                drawn |= {k: drawn[k] * factor for k in ("amax", "rms", "std", "mean")}
-                tensors.append(told | drawn | {"shape": [16, 32], "quant_type": f"q{layer % 3}"})
+                figures = dict(shapes[name])
+                figures |= {k: figures[k] * factor for k in ("amax", "rms", "std", "mean")}
+                tensors.append(
+                    tensor_entry | figures | {"shape": [16, 32], "quant_type": f"q{layer % 3}"}
+                )
     groups = [
         group(rng.standard_t(6, (64, 32)) * size, (layer_type, operation, name, "q0"), len(tensors))
         for layer_type, operation, name, size in KINDS
@@ -460,15 +474,15 @@ def hostile_names() -> DumpAnalysis:
     """Everything that a file can call something, in every field of text."""
     rng = np.random.default_rng(2)
     tensors, groups, pairs, maps = [], [], [], []
-    for place, bad in enumerate(HOSTILE):
-        x = rng.standard_t(5, (32, 32)) * 10.0 ** (place % 4)
-        operation = ("forward", "backward")[place % 2]
-        told = identity((bad, operation, bad), place, place % 2, place) | {"title": bad}
-        told |= {"module": bad, "quant_type": bad, "shape": [32, 32], "dtype": bad}
-        tensors.append(told | summary(x))
+    for index, bad in enumerate(HOSTILE):
+        x = rng.standard_t(5, (32, 32)) * 10.0 ** (index % 4)
+        operation = ("forward", "backward")[index % 2]
+        identified = identity((bad, operation, bad), index, index % 2, index) | {"title": bad}
+        identified |= {"module": bad, "quant_type": bad, "shape": [32, 32], "dtype": bad}
+        tensors.append(identified | summary(x))
         groups.append(group(x, (bad, operation, bad, bad), 1))
-        pairs.append(pair(told | {"rank": 0}, 0.9, 0.01, 10))
-        maps.append(attention_map(bad, place, place))
+        pairs.append(pair(identified | {"rank": 0}, 0.9, 0.01, 10))
+        maps.append(attention_map(bad, index, index))
         maps.append(maps[-1] | {"kind": "tokens"})
     bad_format = {**tensors[0]["formats"], HOSTILE[1]: outcome(rng.normal(0, 1, 64), "fp8_e4m3")}
     tensors[0]["formats"] = bad_format
@@ -484,19 +498,21 @@ def hostile_names() -> DumpAnalysis:
 def constants() -> DumpAnalysis:
     """Tensors of one value, of zeros, of the largest and least numbers there are."""
     tensors, groups = [], []
-    for place, value in enumerate((0.0, 1.0, -3e38, 1e-40, 65504.0)):
+    for index, value in enumerate((0.0, 1.0, -3e38, 1e-40, 65504.0)):
         x = np.full((16, 32), value)
-        told = identity(("linear", ("forward", "backward")[place % 2], "input"), place, 0, place)
-        tensors.append(told | summary(x) | {"shape": [16, 32]})
-        groups.append(group(x, ("linear", told["operation"], f"input{place}", ""), 1))
+        identified = identity(
+            ("linear", ("forward", "backward")[index % 2], "input"), index, 0, index
+        )
+        tensors.append(identified | summary(x) | {"shape": [16, 32]})
+        groups.append(group(x, ("linear", identified["operation"], f"input{index}", ""), 1))
     return analysis_of(tensors, groups)
 
 
 def nothing_finite() -> DumpAnalysis:
     tensors = []
-    for place, value in enumerate((np.nan, np.inf, -np.inf)):
-        told = identity(("linear", "forward", "output"), place, 0, place)
-        tensors.append(told | summary(np.full((4, 4), value)) | {"shape": [4, 4]})
+    for order, value in enumerate((np.nan, np.inf, -np.inf)):
+        identified = identity(("linear", "forward", "output"), order, 0, order)
+        tensors.append(identified | summary(np.full((4, 4), value)) | {"shape": [4, 4]})
     return analysis_of(tensors, [])
 
 
@@ -504,8 +520,8 @@ def two_formats() -> DumpAnalysis:
     """The comparison of two formats on one set of tensors."""
     record = normal_record(layers=2, ranks=1)
     tensors = [t for t in record["tensors"] if t["quant_type"] == "hifp8"]
-    told: Any = record["comparison"]
-    record["comparison"] = told | {"kind": "formats", "first": "hif8", "second": "mxfp8_e4m3"}
+    comparison: Any = record["comparison"]
+    record["comparison"] = comparison | {"kind": "formats", "first": "hif8", "second": "mxfp8_e4m3"}
     record["tensors"] = tensors
     record["groups"] = [g for g in record["groups"] if g["quant_type"] == "hifp8"]
     return record

@@ -33,8 +33,8 @@ def noise(*shape, seed=0, dtype=torch.bfloat16):
 
 
 def group_of(analysis, name="input"):
-    (found,) = [group for group in analysis["groups"] if group["name"] == name]
-    return found
+    (match,) = [group for group in analysis["groups"] if group["name"] == name]
+    return match
 
 
 def damage(folder):
@@ -56,24 +56,24 @@ def ranks(tmp_path):
 
 def test_ranks_pooled_are_the_whole(ranks):
     folder, whole = ranks
-    found, wanted = group_of(analyzed(folder)), pool_of(whole, FEW).summary()
-    assert (found["tensors"], found["elements"]) == (6, whole.numel())
+    summary, pooled = group_of(analyzed(folder)), pool_of(whole, FEW).summary()
+    assert (summary["tensors"], summary["elements"]) == (6, whole.numel())
     exact = ("counted", "nan", "zeros", "min", "max", "amax", "amin", "quantiles", "binades")
     for name in exact:
-        assert found[name] == wanted[name], name
+        assert summary[name] == pooled[name], name
     for name in ("mean", "std", "rms", "skew", "kurtosis"):
-        assert found[name] == pytest.approx(wanted[name], rel=1e-12), name
+        assert summary[name] == pytest.approx(pooled[name], rel=1e-12), name
     for share in ("upper", "lower", "underflow", "flushed"):
-        told = found["formats"]["fp8_e4m3"][share]
-        assert told == pytest.approx(wanted["formats"]["fp8_e4m3"][share], rel=1e-12)
+        fp8_share = summary["formats"]["fp8_e4m3"][share]
+        assert fp8_share == pytest.approx(pooled["formats"]["fp8_e4m3"][share], rel=1e-12)
 
 
 def test_shares_are_those_of_the_format(ranks):
     folder, whole = ranks
     effects = formats.report(whole, "fp8_e4m3")
-    told = group_of(analyzed(folder))["formats"]["fp8_e4m3"]
-    assert told["upper"] + told["lower"] == pytest.approx(effects.saturated / whole.numel())
-    assert told["flushed"] == pytest.approx(effects.flushed / whole.numel())
+    shares = group_of(analyzed(folder))["formats"]["fp8_e4m3"]
+    assert shares["upper"] + shares["lower"] == pytest.approx(effects.saturated / whole.numel())
+    assert shares["flushed"] == pytest.approx(effects.flushed / whole.numel())
     assert effects.saturated > 0 < effects.flushed
 
 
@@ -86,12 +86,12 @@ def test_any_number_of_processes_gives_the_same_analysis(ranks):
 
 def test_the_analysis_is_json_and_counts_its_records(ranks):
     folder, _ = ranks
-    seen = []
+    progress = []
     analysis = analyze_dump(
-        folder, request=DrawingRequest(formats=FEW), step=lambda *told: seen.append(told)
+        folder, request=DrawingRequest(formats=FEW), step=lambda *told: progress.append(told)
     )
     assert json.loads(json.dumps(analysis, allow_nan=False)) == json.loads(json.dumps(analysis))
-    assert seen[-1] == (6, 6)
+    assert progress[-1] == (6, 6)
     assert analysis["dump"]["records"] == 6
     assert analysis["ranks"] is not None
 
@@ -135,21 +135,27 @@ def test_channels_are_those_of_the_operator(tmp_path, told, shape, axis, rows):
     with DumpWriter(tmp_path / "e") as writer:
         writer.add(record(0, **told), x)
     analysis = analyzed(tmp_path / "e")
-    (tensor,), (drawn,) = analysis["tensors"], analysis["maps"]
-    assert tensor["channels"]["count"] == drawn["columns"] == 12
+    (tensor,), (heatmap,) = analysis["tensors"], analysis["maps"]
+    assert tensor["channels"]["count"] == heatmap["columns"] == 12
     assert tensor["channels"]["largest"][0][0] == 5
-    assert drawn.get("row_name", "token") == rows
-    assert np.argmax(np.max(drawn["cells"], axis=0)) == 5
+    assert heatmap.get("row_name", "token") == rows
+    assert np.argmax(np.max(heatmap["cells"], axis=0)) == 5
     part = analyzed(tmp_path / "e", most=x.numel() // 2)["tensors"][0]
     assert ("channels" in part) == (rows != "all other axes")
 
 
 def test_a_record_of_counts_alone_has_no_figures_of_blocks(tmp_path):
     x = noise(64, 64)
-    patterns, found = np.unique(x.view(torch.int16).numpy().view(np.uint16), return_counts=True)
+    patterns, pattern_counts = np.unique(
+        x.view(torch.int16).numpy().view(np.uint16), return_counts=True
+    )
     with DumpWriter(tmp_path / "d") as writer:
-        told = record(0, dtype="bfloat16", shape=tuple(x.shape), extra={"counted_as": "bfloat16"})
-        writer.add(told, None, {"patterns": patterns, "counts": found.astype(np.uint32)})
+        counted_record = record(
+            0, dtype="bfloat16", shape=tuple(x.shape), extra={"counted_as": "bfloat16"}
+        )
+        writer.add(
+            counted_record, None, {"patterns": patterns, "counts": pattern_counts.astype(np.uint32)}
+        )
     (tensor,) = analyzed(tmp_path / "d")["tensors"]
     assert tensor["source"] == "counts"
     assert tensor["amax"] == float(x.abs().max())
@@ -159,8 +165,8 @@ def test_a_record_of_counts_alone_has_no_figures_of_blocks(tmp_path):
 
 def test_statistics_without_counts_keep_their_extremes(tmp_path):
     with DumpWriter(tmp_path / "d") as writer:
-        told = {"min": -2.0, "max": 3.0, "mean": 0.5, "std": 1.0}
-        writer.add(record(0, dtype="bfloat16", shape=(8, 8), stats=told, nonfinite={"nan": 2}))
+        stats = {"min": -2.0, "max": 3.0, "mean": 0.5, "std": 1.0}
+        writer.add(record(0, dtype="bfloat16", shape=(8, 8), stats=stats, nonfinite={"nan": 2}))
     (tensor,) = analyzed(tmp_path / "d")["tensors"]
     assert (tensor["source"], tensor["min"], tensor["max"]) == ("statistics", -2.0, 3.0)
     assert tensor["nan"] == 2
@@ -222,8 +228,10 @@ def test_a_dump_that_was_written_anew_is_read_anew(tmp_path):
 def two_runs(tmp_path, apart: bool):
     x = [noise(32, 64, seed=i) for i in range(4)]
     for quant, error in (("hifp8", 0.0), ("mxfp8", 0.1)):
-        told = {"quant_type": quant, "iteration": 0 if quant == "hifp8" or not apart else 5}
-        write(tmp_path / quant, [each + error * noise(32, 64, seed=9) for each in x], told=told)
+        fields = {"quant_type": quant, "iteration": 0 if quant == "hifp8" or not apart else 5}
+        write(
+            tmp_path / quant, [tensor + error * noise(32, 64, seed=9) for tensor in x], told=fields
+        )
     return [tmp_path / "hifp8", tmp_path / "mxfp8"], x
 
 
@@ -231,13 +239,17 @@ def two_runs(tmp_path, apart: bool):
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_two_runs_are_compared_by_their_quant_types(tmp_path, apart, jobs):
     folders, x = two_runs(tmp_path, apart)
-    found = analyzed(*folders, workers=jobs)["comparison"]
-    assert (found["kind"], found["first"], found["second"]) == ("quant_types", "hifp8", "mxfp8")
-    assert (len(found["pairs"]), found["unpaired"]) == (4, 0)
+    comparison = analyzed(*folders, workers=jobs)["comparison"]
+    assert (comparison["kind"], comparison["first"], comparison["second"]) == (
+        "quant_types",
+        "hifp8",
+        "mxfp8",
+    )
+    assert (len(comparison["pairs"]), comparison["unpaired"]) == (4, 0)
     other = x[0] + 0.1 * noise(32, 64, seed=9)
-    wanted = np.corrcoef(other.float().ravel(), x[0].float().ravel())[0, 1]
-    assert found["pairs"][0]["correlation"] == pytest.approx(wanted, abs=1e-9)
-    total = sum(map(sum, found["scatter"]["counts"])) + found["scatter"]["outside"]
+    correlation = np.corrcoef(other.float().ravel(), x[0].float().ravel())[0, 1]
+    assert comparison["pairs"][0]["correlation"] == pytest.approx(correlation, abs=1e-9)
+    total = sum(map(sum, comparison["scatter"]["counts"])) + comparison["scatter"]["outside"]
     assert total == 4 * 32 * 64
 
 
@@ -288,18 +300,18 @@ def test_formats_that_are_compared_are_measured(tmp_path):
 
 def test_the_loss_scale_is_of_all_gradients_together(tmp_path):
     small, large = 1e-6 * noise(64, 64), 1e-2 * noise(64, 64, seed=1)
-    told = {"operation": "backward", "name": "grad_input"}
-    write(tmp_path / "d", [small, large], told=told)
+    fields = {"operation": "backward", "name": "grad_input"}
+    write(tmp_path / "d", [small, large], told=fields)
     scales = analyzed(tmp_path / "d", formats=("fp8_e5m2",))["loss_scales"]
-    (found,) = [scale for scale in scales if scale["format"] == "fp8_e5m2"]
+    (fp8_scale,) = [scale for scale in scales if scale["format"] == "fp8_e5m2"]
     whole = torch.cat([small, large]).float()
 
     def flushed(k):
         scaled = torch.ldexp(whole, torch.tensor(k))
         return formats.report(scaled, "fp8_e5m2").flushed / int((whole != 0).sum())
 
-    assert flushed(found["least"]) <= 1e-3 < flushed(found["least"] - 1)
-    largest = 2.0 ** found["largest"] * float(whole.abs().max())
+    assert flushed(fp8_scale["least"]) <= 1e-3 < flushed(fp8_scale["least"] - 1)
+    largest = 2.0 ** fp8_scale["largest"] * float(whole.abs().max())
     assert largest <= 57344 < 2 * largest
 
 
@@ -345,22 +357,24 @@ def test_an_analysis_on_disk_equals_one_in_memory(tmp_path, apart, monkeypatch):
     """Two runs of three ranks; the third rank stands out, and one tensor cannot be read."""
     x = [noise(32, 64, seed=i) for i in range(4)]
     for quant, error in (("hifp8", 0.0), ("mxfp8", 0.1)):
-        told = {"quant_type": quant, "iteration": 5 if apart and error else 0}
+        fields = {"quant_type": quant, "iteration": 5 if apart and error else 0}
         for rank in range(3):
-            made = [(each + error * noise(32, 64, seed=9)) * (1 + rank // 2) for each in x]
-            write(tmp_path / quant, made, rank=rank, world_size=3, told=told)
+            tensors = [(tensor + error * noise(32, 64, seed=9)) * (1 + rank // 2) for tensor in x]
+            write(tmp_path / quant, tensors, rank=rank, world_size=3, told=fields)
     damage(tmp_path / "mxfp8" / "rank00001")
     folders = (tmp_path / "hifp8", tmp_path / "mxfp8")
-    here = analyzed(*folders)
+    in_memory = analyzed(*folders)
     monkeypatch.setattr(rows, "_MOST_VALUES", 0)
-    there = analyzed(*folders)
-    assert not rows.is_on_disk(here)
-    for part in (there["tensors"], there["ranks"]["tensors"], there["comparison"]["pairs"]):
+    on_disk = analyzed(*folders)
+    assert not rows.is_on_disk(in_memory)
+    for part in (on_disk["tensors"], on_disk["ranks"]["tensors"], on_disk["comparison"]["pairs"]):
         assert rows.is_on_disk(part)
-    assert json.loads("".join(rows.as_json(there))) == json.loads("".join(rows.as_json(here)))
-    assert len(here["tensors"]) == 23
-    assert here["ranks"]["tensors"][0]["farthest"] == 2
-    assert (len(here["comparison"]["pairs"]), here["comparison"]["unpaired"]) == (11, 1)
+    assert json.loads("".join(rows.as_json(on_disk))) == json.loads(
+        "".join(rows.as_json(in_memory))
+    )
+    assert len(in_memory["tensors"]) == 23
+    assert in_memory["ranks"]["tensors"][0]["farthest"] == 2
+    assert (len(in_memory["comparison"]["pairs"]), in_memory["comparison"]["unpaired"]) == (11, 1)
 
 
 @proof
@@ -370,15 +384,15 @@ def test_a_tensor_that_kills_its_worker_is_left_out_alone(tmp_path, monkeypatch)
     monkeypatch.setattr(analyses, "summarize_batch", summarize_or_die)
     steps = []
     request = DrawingRequest(formats=FEW, workers=2)
-    found = analyze_dump(*folders, request=request, step=lambda *told: steps.append(told))
-    kept = [t for t in without["tensors"] if t["order"] != DEADLY]
-    assert json.loads(json.dumps(found["tensors"])) == json.loads(json.dumps(kept))
-    told = [note for note in found["notes"] if note.startswith("left out")]
+    analysis = analyze_dump(*folders, request=request, step=lambda *told: steps.append(told))
+    survivors = [t for t in without["tensors"] if t["order"] != DEADLY]
+    assert json.loads(json.dumps(analysis["tensors"])) == json.loads(json.dumps(survivors))
+    told = [note for note in analysis["notes"] if note.startswith("left out")]
     assert len(told) == 2
     assert all("its process ended twice: killed, or out of memory" in note for note in told)
     assert "hifp8" in told[0]
     assert "mxfp8" in told[1]
-    assert (len(found["comparison"]["pairs"]), found["comparison"]["unpaired"]) == (3, 0)
+    assert (len(analysis["comparison"]["pairs"]), analysis["comparison"]["unpaired"]) == (3, 0)
     assert steps[-1] == (8, 8)
 
 
@@ -387,9 +401,9 @@ def test_quant_types_of_the_chosen_tensors_are_compared(tmp_path):
     with DumpWriter(tmp_path / "d") as writer:
         for i in range(12):
             writer.add(record(i, quant_type=("bf16", "mxfp8")[i % 2]), noise(4, 64, seed=i))
-    found = analyzed(tmp_path / "d", tensors=6)
-    assert {tensor["quant_type"] for tensor in found["tensors"]} == {"bf16"}
-    assert found["comparison"]["kind"] == "formats"
+    analysis = analyzed(tmp_path / "d", tensors=6)
+    assert {tensor["quant_type"] for tensor in analysis["tensors"]} == {"bf16"}
+    assert analysis["comparison"]["kind"] == "formats"
     assert analyzed(tmp_path / "d")["comparison"]["kind"] == "quant_types"
 
 
@@ -408,9 +422,9 @@ def test_records_written_meanwhile_are_not_compared(tmp_path):
             with DumpWriter(folder, existing="append") as writer:
                 writer.add(record(100 + done, module="late", quant_type=quant), noise(4, 32))
 
-    found = analyze_dump(*folders, request=DrawingRequest(formats=FEW), step=grow)
-    assert len(found["tensors"]) == 8
-    assert (len(found["comparison"]["pairs"]), found["comparison"]["unpaired"]) == (4, 0)
+    analysis = analyze_dump(*folders, request=DrawingRequest(formats=FEW), step=grow)
+    assert len(analysis["tensors"]) == 8
+    assert (len(analysis["comparison"]["pairs"]), analysis["comparison"]["unpaired"]) == (4, 0)
 
 
 def test_workers_that_die_of_anything_end_the_analysis(tmp_path, monkeypatch):

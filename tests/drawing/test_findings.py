@@ -61,7 +61,7 @@ def write(folder: Path, change: Change = lambda _, x: x, ranks: int = 3, samples
             for sample in range(samples):
                 for layer in range(2):
                     for site, (kind, module, operation, phase, name, size) in enumerate(SITES):
-                        told = record(
+                        new_record = record(
                             order, layer_type=kind, operation=operation, phase=phase, name=name,
                             layer=layer, module=f"model.layers.{layer}.{module}", rank=rank,
                             world_size=ranks, sample=sample, micro_batch=sample, call=sample,
@@ -69,7 +69,7 @@ def write(folder: Path, change: Change = lambda _, x: x, ranks: int = 3, samples
                         seed = (site, layer) if name == "weight" else (site, layer, rank, sample)
                         random = np.random.default_rng(seed)
                         x = torch.from_numpy(size * random.normal(size=(48, 32))).bfloat16()
-                        writer.add(told, change(told, x))
+                        writer.add(new_record, change(new_record, x))
                         order += 1
     return folder
 
@@ -115,8 +115,8 @@ TOO_LARGE = "L0 model.layers.0.attn.k forward input, rank 2, iteration 0, sample
 
 
 def test_a_healthy_dump_says_that_nothing_overflows(healthy: DumpAnalysis) -> None:
-    told = [finding.text for finding in findings_of(healthy).findings]
-    (nothing,) = [text for text in told if "overflows" in text]
+    texts = [finding.text for finding in findings_of(healthy).findings]
+    (nothing,) = [text for text in texts if "overflows" in text]
     assert nothing == (
         "Nothing overflows: all values of 60 tensors are finite, and cast to fp8_e4m3, fp16, hif8 "
         "none saturates."
@@ -130,17 +130,17 @@ def test_a_healthy_dump_says_that_nothing_overflows(healthy: DumpAnalysis) -> No
 
 
 def test_overflow_leads_every_list(planted: DumpAnalysis) -> None:
-    said = findings_of(planted)
-    assert [finding.level for finding in said.findings[:2]] == ["fail", "warn"]
-    assert INFINITE in said.findings[0].text
-    assert TOO_LARGE in said.findings[1].text
-    assert "of its values in fp8_e4m3, >99.9 % of its squared error" in said.findings[1].text
+    findings = findings_of(planted)
+    assert [finding.level for finding in findings.findings[:2]] == ["fail", "warn"]
+    assert INFINITE in findings.findings[0].text
+    assert TOO_LARGE in findings.findings[1].text
+    assert "of its values in fp8_e4m3, >99.9 % of its squared error" in findings.findings[1].text
     titles = [bad.tensor["title"] for bad in worst_tensors(planted, 5)]
     assert titles[:2] == [INFINITE, TOO_LARGE]
     text = tensor_stats(planted).split("Worst tensors")[1]
     assert 0 < text.index(INFINITE) < text.index(TOO_LARGE) < text.index("become zero")
-    shown = page(planted, [], []).replace("<wbr>", "").split("<h2>Worst tensors")[1]
-    assert [re.sub("<.*?>", "", row) for row in re.findall("<th scope='row'.*?</th>", shown)][
+    page_text = page(planted, [], []).replace("<wbr>", "").split("<h2>Worst tensors")[1]
+    assert [re.sub("<.*?>", "", row) for row in re.findall("<th scope='row'.*?</th>", page_text)][
         :2
     ] == [INFINITE, TOO_LARGE]
     sheet = sheet_of("overflow_analysis/worst_tensors", planted)
@@ -155,8 +155,8 @@ def test_blocks_are_never_ranked_by_what_they_saturate(planted: DumpAnalysis) ->
         "mxfp4" not in bad.reason or "dB" in bad.reason for bad in worst_tensors(planted, 99)
     )
     for path in ("by_layer_type", "worst_tensors", "share_histogram"):
-        made = picture_at(f"overflow_analysis/{path}.png").draw.build(planted)
-        assert made is None or "mxfp4" not in made.title
+        sheet = picture_at(f"overflow_analysis/{path}.png").draw.build(planted)
+        assert sheet is None or "mxfp4" not in sheet.title
 
 
 def test_the_cost_of_saturation_is_a_part_of_the_error(tmp_path: Path) -> None:
@@ -167,16 +167,16 @@ def test_the_cost_of_saturation_is_a_part_of_the_error(tmp_path: Path) -> None:
     values = x.double().numpy()
     cast = values.clip(-448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
     wrong = (cast - values) ** 2
-    wanted = wrong[np.abs(values) > 464].sum() / wrong.sum()
-    assert saturation_cost(tensor["formats"]["fp8_e4m3"]) == pytest.approx(wanted, rel=1e-9)
-    assert 0.5 < wanted < 1
+    error_share = wrong[np.abs(values) > 464].sum() / wrong.sum()
+    assert saturation_cost(tensor["formats"]["fp8_e4m3"]) == pytest.approx(error_share, rel=1e-9)
+    assert 0.5 < error_share < 1
     blocks = values.reshape(-1, 32)
     scale = 2.0 ** (np.floor(np.log2(np.abs(blocks).max(1, keepdims=True))) - 2)
     over = np.abs(blocks / scale) >= 7
     wrong = (quantize(x, "mxfp4_e2m1").double().numpy().reshape(-1, 32) - blocks) ** 2
-    wanted = wrong[over].sum() / wrong.sum()
-    assert saturation_cost(tensor["formats"]["mxfp4_e2m1"]) == pytest.approx(wanted, rel=1e-9)
-    assert 0.05 < wanted < 0.9
+    error_share = wrong[over].sum() / wrong.sum()
+    assert saturation_cost(tensor["formats"]["mxfp4_e2m1"]) == pytest.approx(error_share, rel=1e-9)
+    assert 0.05 < error_share < 0.9
 
 
 # Massive elements --------------------------------------------------------------------------------
@@ -197,27 +197,27 @@ def test_a_format_that_looks_good_because_of_one_element_is_named(tmp_path: Path
         "L1 model.layers.1.attn.q forward input, rank 0"
     )
     tensor = next(t for t in analysis["tensors"] if "layers.1.attn.q" in t["title"])
-    whole, rest = ratios_db(tensor["formats"]["int8"])
+    whole, remainder = ratios_db(tensor["formats"]["int8"])
     random = np.random.default_rng((1, 1, 0, 0))
     values = torch.from_numpy(random.normal(size=(48, 32))).bfloat16()
     values[5, 5] = 3e4
     x, y = values.double().numpy().ravel(), quantize(values, "int8").double().numpy().ravel()
-    kept = np.abs(x) < 2e4
+    ordinary = np.abs(x) < 2e4
     assert whole == pytest.approx(10 * np.log10((x**2).sum() / ((y - x) ** 2).sum()), abs=1e-6)
-    wanted = 10 * np.log10((x[kept] ** 2).sum() / ((y - x)[kept] ** 2).sum())
-    assert rest == pytest.approx(wanted, abs=1e-6)
-    assert whole > rest + 20
+    ordinary_ratio = 10 * np.log10((x[ordinary] ** 2).sum() / ((y - x)[ordinary] ** 2).sum())
+    assert remainder == pytest.approx(ordinary_ratio, abs=1e-6)
+    assert whole > remainder + 20
     row = findings_of(analysis).formats[0]
-    assert (row.label, row.worst_db[1]) == ("int8 per tensor", pytest.approx(rest, abs=1))
+    assert (row.label, row.worst_db[1]) == ("int8 per tensor", pytest.approx(remainder, abs=1))
     (most,) = [f.text for f in findings_of(analysis).findings if "loses most" in f.text]
     assert most.startswith(
         "int8 per tensor loses most: in L1 model.layers.1.attn.q forward input, rank 0"
     )
-    told = f"its SQNR is {rest:.1f} dB without a few massive elements, which alone lift it to "
+    told = f"its SQNR is {remainder:.1f} dB without a few massive elements, which alone lift it to "
     assert f"{told}{whole:.1f} dB; " in most
     axes = sheet_of("comparisons/sqnr_by_layer", analysis).figure.axes[0]
-    drawn = axes.collections[0].get_offsets()[:, 1]
-    assert drawn.min() == pytest.approx(rest, abs=1)
+    dots = axes.collections[0].get_offsets()[:, 1]
+    assert dots.min() == pytest.approx(remainder, abs=1)
 
 
 # Ranks and samples -------------------------------------------------------------------------------
@@ -237,11 +237,11 @@ def test_a_fault_in_one_layer_of_one_rank_is_a_finding(tmp_path: Path) -> None:
 
 def test_a_rank_of_zeros_has_no_factor_in_digits(tmp_path: Path) -> None:
     analysis = analyzed(write(tmp_path / "d", times(0, rank=2, layer=1)), ("fp8_e4m3",))
-    said = " ".join(
+    text = " ".join(
         f.text for f in findings_of(analysis).findings if f.text.startswith("Rank 2 of 3 stands")
     )
-    assert "a factor of more than 2^60, or all zeros, at L1" in said
-    assert "e19" not in said
+    assert "a factor of more than 2^60, or all zeros, at L1" in text
+    assert "e19" not in text
 
 
 def test_a_fault_in_one_sample_is_a_finding(tmp_path: Path) -> None:
@@ -253,9 +253,9 @@ def test_a_fault_in_one_sample_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_healthy_ranks_and_samples_do_not_stand_out(healthy: DumpAnalysis) -> None:
-    told = [finding.text for finding in findings_of(healthy).findings]
-    assert "No rank of 3 stands out by the distribution of its finite values." in told
-    assert not any("Sample" in text for text in told)
+    texts = [finding.text for finding in findings_of(healthy).findings]
+    assert "No rank of 3 stands out by the distribution of its finite values." in texts
+    assert not any("Sample" in text for text in texts)
 
 
 # Trends ------------------------------------------------------------------------------------------
@@ -291,8 +291,8 @@ def test_a_trend_needs_enough_tensors_that_are_not_quantized(healthy: DumpAnalys
 
 @pytest.fixture
 def known_dump(tmp_path: Path) -> DumpAnalysis:
-    for place, parts in enumerate(GENERATIONS.values()):
-        known(tmp_path / "d", torch.randn(8, 64).bfloat16(), layer=place, **parts)
+    for layer, parts in enumerate(GENERATIONS.values()):
+        known(tmp_path / "d", torch.randn(8, 64).bfloat16(), layer=layer, **parts)
     return analyzed(tmp_path / "d")
 
 
@@ -324,17 +324,17 @@ def test_no_two_lines_of_a_list_are_the_same(name: str, request: pytest.FixtureR
     titles = []
     for picture in PICTURES:
         with np.errstate(all="ignore"):
-            made = picture.draw.build(analysis)
-        if made is None:
+            sheet = picture.draw.build(analysis)
+        if sheet is None:
             continue
-        titles.append(made.title)
-        panels = [axes.get_title(loc="left") for axes in made.figure.axes]
+        titles.append(sheet.title)
+        panels = [axes.get_title(loc="left") for axes in sheet.figure.axes]
         if picture.path != "bf16_analysis/density.png":  # every second panel is the one before it
             lists[f"{picture.path}: panels"] = [title for title in panels if title]
-        for place, axes in enumerate(made.figure.axes):
+        for panel, axes in enumerate(sheet.figure.axes):
             labels = [label.get_text() for label in axes.get_yticklabels()]
             if any(re.search("[a-z]{3}", label) for label in labels):
-                lists[f"{picture.path}: rows {place}"] = labels
+                lists[f"{picture.path}: rows {panel}"] = labels
     lists["pictures"] = titles
     for where, lines in lists.items():
         twice = {line for line in lines if lines.count(line) > 1}
@@ -351,9 +351,9 @@ def test_titles_identify_every_tensor(healthy: DumpAnalysis) -> None:
         short = row_titles(healthy["tensors"], most)
         assert len(set(short)) == 60
         assert max(map(len, short)) <= max(most, 40)
-    told = tensor_title({"title": titles[4]}, 50)
-    assert len(told) <= 50
-    assert "grad_input, r0, it 0, s0" in told
+    title = tensor_title({"title": titles[4]}, 50)
+    assert len(title) <= 50
+    assert "grad_input, r0, it 0, s0" in title
 
 
 def test_a_format_outcome_of_an_earlier_record_is_read() -> None:

@@ -49,13 +49,13 @@ def test_fits_agree_with_scipy(kind):
     assert best == ("student_t" if kind == "cauchy" else kind)
     spread = np.median(np.abs(x - np.median(x)))
     mean, std = scipy.stats.norm.fit(x)
-    place, scale = scipy.stats.laplace.fit(x)
-    for name, wanted in (("normal", (mean, std)), ("laplace", (place, scale))):
-        assert fits[name]["location"] == pytest.approx(wanted[0], rel=1e-9, abs=1e-3 * spread)
-        assert fits[name]["scale"] == pytest.approx(wanted[1], rel=1e-6)
+    location, scale = scipy.stats.laplace.fit(x)
+    for name, parameters in (("normal", (mean, std)), ("laplace", (location, scale))):
+        assert fits[name]["location"] == pytest.approx(parameters[0], rel=1e-9, abs=1e-3 * spread)
+        assert fits[name]["scale"] == pytest.approx(parameters[1], rel=1e-6)
     frozen = {
         "normal": scipy.stats.norm(mean, std),
-        "laplace": scipy.stats.laplace(place, scale),
+        "laplace": scipy.stats.laplace(location, scale),
         "student_t": scipy.stats.t(
             *(fits["student_t"][k] for k in ("freedom", "location", "scale"))
         ),
@@ -141,19 +141,21 @@ def test_histograms_agree_with_numpy():
         "histogram": (values.min(), values.max()),
         "core": tuple(np.quantile(values, [0.001, 0.999])),
     }.items():
-        made = got[name]
-        bins = len(made["counts"])
-        width = (made["high"] - made["low"]) / bins
-        assert made["low"] <= low < made["low"] + width
-        assert made["high"] - width <= high < made["high"]
+        histogram = got[name]
+        bins = len(histogram["counts"])
+        width = (histogram["high"] - histogram["low"]) / bins
+        assert histogram["low"] <= low < histogram["low"] + width
+        assert histogram["high"] - width <= high < histogram["high"]
         assert 40 < bins <= BINS + 1
         inside = values[(values >= low) & (values <= high)]
         sides = [
-            np.histogram(sign * inside, bins, sorted((sign * made["low"], sign * made["high"])))[0]
+            np.histogram(
+                sign * inside, bins, sorted((sign * histogram["low"], sign * histogram["high"]))
+            )[0]
             for sign in (1, -1)
         ]
         # Half of what is on an edge is on either side.
-        assert np.abs(made["counts"] - (sides[0] + sides[1][::-1]) / 2).max() < 20
+        assert np.abs(histogram["counts"] - (sides[0] + sides[1][::-1]) / 2).max() < 20
     assert sum(got["histogram"]["counts"]) == N
     assert histogram_of(values, values, 1.0, 1.0) is None
 
@@ -172,8 +174,8 @@ def grids(kind: str) -> np.ndarray:
 def test_histograms_of_grids_are_no_combs(kind):
     """Uniform values: no inner bin is emptier or fuller than those beside it. 160 equal bins of
     E4M3's were empty two times in three."""
-    made = group_summary(pool_of(torch.from_numpy(grids(kind)).bfloat16()))["histogram"]
-    counts = np.array(made["counts"], dtype=float)[1:-1]
+    histogram = group_summary(pool_of(torch.from_numpy(grids(kind)).bfloat16()))["histogram"]
+    counts = np.array(histogram["counts"], dtype=float)[1:-1]
     assert len(counts) > 8
     assert counts.max() < 1.3 * counts.min()
 

@@ -85,35 +85,37 @@ def test_loss_scales_of_few_values_agree_with_brute_force(values, name):
 def test_hif8_is_advised_a_scale_at_which_it_is_precise():
     """Where at most 0.1 % vanish, most gradients are powers of two there: 12 dB worse."""
     x = (torch.randn(4096, generator=torch.Generator().manual_seed(0)) * 1e-7).bfloat16()
-    found = loss_scale(x, "hif8")
+    scaling = loss_scale(x, "hif8")
     values = x.double()[x != 0]
-    errors = {k: squared_error(values, "hif8", k) for k in range(found["least"], found["largest"])}
-    assert errors[found["least"]] > 10 * min(errors.values())
-    assert errors[found["advised"]] < 10**0.01 * min(errors.values())
-    assert found["least"] < found["advised"] < found["largest"]
+    errors = {
+        k: squared_error(values, "hif8", k) for k in range(scaling["least"], scaling["largest"])
+    }
+    assert errors[scaling["least"]] > 10 * min(errors.values())
+    assert errors[scaling["advised"]] < 10**0.01 * min(errors.values())
+    assert scaling["least"] < scaling["advised"] < scaling["largest"]
 
 
 def test_no_scaling_is_advised_where_none_is_needed():
-    found = loss_scale(torch.linspace(0.5, 4, 100).bfloat16(), "e5m2")
-    assert (found["advised"], found["flush"], found["at_best"]) == (0, 0.0, 0.0)
-    assert found["least"] < 0 < found["largest"]
+    scaling = loss_scale(torch.linspace(0.5, 4, 100).bfloat16(), "e5m2")
+    assert (scaling["advised"], scaling["flush"], scaling["at_best"]) == (0, 0.0, 0.0)
+    assert scaling["least"] < 0 < scaling["largest"]
 
 
 def test_one_in_a_thousand_may_be_flushed():
     x = torch.cat([torch.ones(999), torch.tensor([2.0**-60])]).bfloat16()
     assert loss_scale(x, "fp16")["advised"] == 0
     two = torch.cat([torch.ones(998), torch.tensor([2.0**-60] * 2)]).bfloat16()
-    found = loss_scale(two, "fp16")
-    assert (found["least"], found["largest"]) == (36, 15)
-    assert (found["advised"], found["at_best"]) == (15, 0.002)
+    scaling = loss_scale(two, "fp16")
+    assert (scaling["least"], scaling["largest"]) == (36, 15)
+    assert (scaling["advised"], scaling["at_best"]) == (15, 0.002)
 
 
 def test_wide_gradients_too_small_for_bf16():
     x = torch.tensor([1e-60, 2e-60, 1e-42, 1.0], dtype=torch.float64)
-    found = loss_scale(x, "fp16")
-    assert 1e-60 * 2.0 ** found["least"] > 2.0**-25
-    assert found["flush"] == 0.75
-    json.dumps(found, allow_nan=False)
+    scaling = loss_scale(x, "fp16")
+    assert 1e-60 * 2.0 ** scaling["least"] > 2.0**-25
+    assert scaling["flush"] == 0.75
+    json.dumps(scaling, allow_nan=False)
 
 
 @pytest.mark.parametrize("values", [[], [0.0, -0.0], [math.nan, math.inf]])
@@ -125,8 +127,8 @@ def test_gradients_of_zeros_have_no_loss_scale(values):
 def test_loss_scales_of_a_scalar_and_of_added_pools():
     assert loss_scale(torch.tensor(2.0**-30), "fp16")["least"] == 6
     a, b = torch.randn(50) * 1e-9, torch.randn(70) * 1e-3
-    both = pool_of(a) + pool_of(b)
-    assert loss_scale(both, "e5m2") == loss_scale(torch.cat([a, b]), "e5m2")
+    total = pool_of(a) + pool_of(b)
+    assert loss_scale(total, "e5m2") == loss_scale(torch.cat([a, b]), "e5m2")
 
 
 @pytest.mark.parametrize("name", ["mxfp8_e4m3", "int8", "float32"])

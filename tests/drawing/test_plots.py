@@ -58,15 +58,15 @@ def labels_of(sheet: Sheet) -> Iterator[list[Any]]:
     for axes in sheet.figure.axes:
         for axis, side in ((axes.xaxis, "x"), (axes.yaxis, "y")):
             low, high = sorted(axis.get_view_interval())
-            shown = [
+            boxes = [
                 label.get_window_extent(renderer)
-                for place, label in zip(
+                for tick, label in zip(
                     axis.get_majorticklocs(), axis.get_majorticklabels(), strict=False
                 )
-                if label.get_visible() and label.get_text() and low <= place <= high
+                if label.get_visible() and label.get_text() and low <= tick <= high
             ]
             if axis.get_tick_params().get("labelleft", True) and axis.get_visible():
-                yield sorted(shown, key=lambda box: getattr(box, f"{side}0"))
+                yield sorted(boxes, key=lambda box: getattr(box, f"{side}0"))
 
 
 def test_every_folder_has_pictures_and_every_file_one() -> None:
@@ -90,8 +90,8 @@ def test_each_picture_is_drawn_and_no_labels_overlap(path: str, normal: DumpAnal
         if axes.get_label() == "<colorbar>":
             continue
         assert axes.get_window_extent().width > 40, f"{path}: a panel collapsed"
-        drawn = [*axes.lines, *axes.patches, *axes.collections, *axes.images, *axes.texts]
-        assert drawn, f"{path}: an empty panel"
+        artists = [*axes.lines, *axes.patches, *axes.collections, *axes.images, *axes.texts]
+        assert artists, f"{path}: an empty panel"
 
 
 @proof
@@ -162,10 +162,10 @@ def test_the_map_holds_the_largest_magnitude_of_each_layer(normal: DumpAnalysis)
 
 def test_the_dots_are_the_ratios_of_the_record(normal: DumpAnalysis) -> None:
     sheet = sheet_of("comparisons/sqnr_by_layer.png", normal)
-    told = [t["formats"]["mxfp4_e2m1"] for t in normal["tensors"]]
-    expected = [10 * math.log10(outcome["signal"] / outcome["noise"]) for outcome in told]
-    drawn = sheet.figure.axes[0].collections[0].get_offsets()[:, 1]
-    assert sorted(drawn) == pytest.approx(sorted(expected))
+    outcomes = [t["formats"]["mxfp4_e2m1"] for t in normal["tensors"]]
+    expected = [10 * math.log10(outcome["signal"] / outcome["noise"]) for outcome in outcomes]
+    dots = sheet.figure.axes[0].collections[0].get_offsets()[:, 1]
+    assert sorted(dots) == pytest.approx(sorted(expected))
     assert sheet.title.startswith(f"mxfp4_e2m1 loses most: worst {min(expected):.1f} dB at L")
 
 
@@ -223,17 +223,17 @@ def test_every_format_has_its_own_color() -> None:
 def test_a_format_has_one_color_in_all_pictures(normal: DumpAnalysis) -> None:
     few = [t for t in normal["tensors"] if t["rank"] < 2 and (t["layer"] or 0) < 2]
     analysis: Any = {**normal, "tensors": few}
-    seen = 0
+    legend_entries = 0
     for picture in PICTURES:
-        made = built(picture, analysis)
-        for legend in made.figure.legends if made else ():
-            for text, drawn in zip(legend.get_texts(), legend.legend_handles, strict=True):
+        sheet = built(picture, analysis)
+        for legend in sheet.figure.legends if sheet else ():
+            for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True):
                 name = text.get_text().strip().split(" ")[0]
                 if name in COLORED:
-                    color = getattr(drawn, "get_facecolor", None) or drawn.get_color
+                    color = getattr(handle, "get_facecolor", None) or handle.get_color
                     assert to_hex(color()) == format_color(name), picture.path
-                    seen += 1
-    assert seen > 15
+                    legend_entries += 1
+    assert legend_entries > 15
 
 
 # Names and numbers ----------------------------------------------------------------------------------
@@ -270,35 +270,37 @@ def test_a_format_without_scales_is_taken_at_its_better_ratio() -> None:
 @proof
 def test_records_on_disk_are_drawn_as_those_in_memory(normal: DumpAnalysis) -> None:
     few: Any = {**normal, "tensors": normal["tensors"][::7]}
-    told, ranks = few["comparison"], few["ranks"]
-    kept: Any = {
+    comparison, ranks = few["comparison"], few["ranks"]
+    stored: Any = {
         **few,
         "tensors": StoredRows(few["tensors"], held=0),
-        "comparison": {**told, "pairs": StoredRows(told["pairs"], held=0)},
+        "comparison": {**comparison, "pairs": StoredRows(comparison["pairs"], held=0)},
         "ranks": {**ranks, "tensors": StoredRows(ranks["tensors"], held=0)},
     }
-    drawn = 0
+    sheets = 0
     for picture in PICTURES:
-        here, there = (built(picture, record) for record in (few, kept))
-        assert (here is None) == (there is None), picture.path
-        if here is not None and there is not None:
-            drawn += 1
-            assert _drawn(here) == _drawn(there), picture.path
-    assert drawn > 35
+        memory_sheet, disk_sheet = (built(picture, record) for record in (few, stored))
+        assert (memory_sheet is None) == (disk_sheet is None), picture.path
+        if memory_sheet is not None and disk_sheet is not None:
+            sheets += 1
+            assert _drawn(memory_sheet) == _drawn(disk_sheet), picture.path
+    assert sheets > 35
 
 
 def _drawn(sheet: Sheet) -> list[Any]:
     """What is on it, not laid out."""
-    found: list[Any] = [sheet.title]
+    contents: list[Any] = [sheet.title]
     for axes in sheet.figure.axes:
-        found += [(line.get_xydata().tolist(), line.get_color()) for line in axes.lines]
-        found += [
-            (each.get_path().vertices.tolist(), each.get_facecolor()) for each in axes.patches
+        contents += [(line.get_xydata().tolist(), line.get_color()) for line in axes.lines]
+        contents += [
+            (patch.get_path().vertices.tolist(), patch.get_facecolor()) for patch in axes.patches
         ]
-        found += [np.ma.filled(each.get_array(), -1).tolist() for each in axes.images]
-        for each in axes.collections:
-            values = each.get_array()
-            found.append((each.get_offsets().tolist(), each.get_facecolor().tolist()))
-            found.append(None if values is None else np.ma.filled(values, -1).tolist())
-        found += [(text.get_text(), text.get_position()) for text in axes.texts]
-    return [repr(each) for each in found]
+        contents += [np.ma.filled(image.get_array(), -1).tolist() for image in axes.images]
+        for collection in axes.collections:
+            values = collection.get_array()
+            contents.append(
+                (collection.get_offsets().tolist(), collection.get_facecolor().tolist())
+            )
+            contents.append(None if values is None else np.ma.filled(values, -1).tolist())
+        contents += [(text.get_text(), text.get_position()) for text in axes.texts]
+    return [repr(content) for content in contents]

@@ -42,11 +42,11 @@ def test_scatters_agree_with_numpy(dtype):
     got = scatter_of(actual, reference, 64, 2.5)
     a, r = (side.double().numpy().ravel() for side in (actual, reference))
     assert (got["low"], got["high"]) == (-2.5, 2.5)
-    wanted, *_ = np.histogram2d(r, a, bins=64, range=[[-2.5, 2.5]] * 2)
+    histogram, *_ = np.histogram2d(r, a, bins=64, range=[[-2.5, 2.5]] * 2)
     counts = np.array(got["counts"])
     assert counts.shape == (64, 64)
     # numpy moves a value that rounding put beside its bin's edge.
-    assert np.abs(counts - wanted).sum() <= 4
+    assert np.abs(counts - histogram).sum() <= 4
     assert counts.sum() + got["outside"] == 2000
     assert 0 < got["outside"] < 60
 

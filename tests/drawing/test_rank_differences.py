@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 def summary(x: torch.Tensor | None, rank: int, order: int = 0, **fields: Any) -> dict[str, Any]:
-    made = pool_of(x) if x is not None else pool_of_statistics({"min": 0.0, "max": 1.0}, {}, 4)
+    pool = pool_of(x) if x is not None else pool_of_statistics({"min": 0.0, "max": 1.0}, {}, 4)
     return {
         "title": f"L0 linear forward input {order}, rank {rank}, iteration 0",
         "order": order,
@@ -46,7 +46,7 @@ def summary(x: torch.Tensor | None, rank: int, order: int = 0, **fields: Any) ->
         "call": 0,
         "shape": [] if x is None else list(x.shape),
         "dtype": "" if x is None else str(x.dtype)[6:],
-        **made.summary(),
+        **pool.summary(),
         **fields,
     }
 
@@ -64,9 +64,9 @@ def run(
 
 
 def found(data: list[list[torch.Tensor]]) -> dict[str, Any]:
-    made = ranks_of([summary(x, r, i) for r, row in enumerate(data) for i, x in enumerate(row)])
-    json.dumps(made, allow_nan=False)
-    return made
+    ranks = ranks_of([summary(x, r, i) for r, row in enumerate(data) for i, x in enumerate(row)])
+    json.dumps(ranks, allow_nan=False)
+    return ranks
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -76,8 +76,8 @@ def test_jensen_shannon_agrees_with_scipy(seed):
     q[:seed] = 0
     assert jensen_shannon(p, q) == pytest.approx(jensenshannon(p, q, base=2), abs=1e-9)
     assert jensen_shannon(p, p * 3) == pytest.approx(0, abs=1e-7)
-    apart = np.eye(2)
-    assert jensen_shannon(apart[0], apart[1]) == 1.0
+    disjoint = np.eye(2)
+    assert jensen_shannon(disjoint[0], disjoint[1]) == 1.0
 
 
 @share(6)
@@ -217,11 +217,11 @@ def test_the_order_in_which_tensors_come_changes_no_bit():
     data = [
         [torch.randn(50, generator=torch.Generator().manual_seed(i)) * 1.7**i for i in range(6)]
     ] * 3
-    given = [summary(x, r, i) for r, row in enumerate(data) for i, x in enumerate(row)]
-    wanted = ranks_of(given)
-    assert wanted is not None
-    assert repr(ranks_of(given[::-1])) == repr(wanted)
-    assert repr(ranks_of(given[1::2] + given[::2])) == repr(wanted)
+    summaries = [summary(x, r, i) for r, row in enumerate(data) for i, x in enumerate(row)]
+    comparison = ranks_of(summaries)
+    assert comparison is not None
+    assert repr(ranks_of(summaries[::-1])) == repr(comparison)
+    assert repr(ranks_of(summaries[1::2] + summaries[::2])) == repr(comparison)
 
 
 # Layers of ranks and samples ---------------------------------------------------------------------
@@ -235,17 +235,19 @@ def layer_summaries(
     """Layers of tensors that differ in size, on several ranks or of several samples."""
     rows = []
     for member, tensors in enumerate(run(seed, members, LAYERS * TENSORS, 1024, kind)):
-        for place, x in enumerate(tensors):
-            layer, site = divmod(place, TENSORS)
+        for number, x in enumerate(tensors):
+            layer, site = divmod(number, TENSORS)
             y = x * 10.0**site
             y = y if fault is None else fault(member, layer, site, y)
-            told = {"layer": layer, "module": f"layers.{layer}.m{site}"}
-            told["order"] = place + 100 * member
+            fields = {"layer": layer, "module": f"layers.{layer}.m{site}"}
+            fields["order"] = number + 100 * member
             if across == "sample":
-                told |= {"sample": member, "micro_batch": member, "call": member}
-                rows.append(summary(y, 0, **told, title=f"{told['module']}, sample {member}"))
+                fields |= {"sample": member, "micro_batch": member, "call": member}
+                rows.append(summary(y, 0, **fields, title=f"{fields['module']}, sample {member}"))
             else:
-                rows.append(summary(y, member, **told, title=f"{told['module']}, rank {member}"))
+                rows.append(
+                    summary(y, member, **fields, title=f"{fields['module']}, rank {member}")
+                )
     return rows
 
 
@@ -299,8 +301,8 @@ def test_of_two_members_the_layer_is_found() -> None:
     def fault(member: int, layer: int, _site: int, x: Any) -> Any:
         return x * 2 if (member, layer) == (1, 0) else x
 
-    found = cells_apart(layer_summaries(0, 2, fault=fault))
-    assert {cell["layer"] for cell in found} == {0}
+    cells = cells_apart(layer_summaries(0, 2, fault=fault))
+    assert {cell["layer"] for cell in cells} == {0}
 
 
 def test_few_peers_say_nothing() -> None:

@@ -62,8 +62,8 @@ def test_a_drawing_writes_and_lists_all_files(normal: DumpAnalysis, drawn: Drawn
     folder, written, steps = drawn
     assert written[0] == folder / "index.html"
     assert all(path.stat().st_size for path in written)
-    there = {p for p in folder.rglob("*") if p.is_file()}
-    assert there == {*written, folder / "written.json"}
+    files = {p for p in folder.rglob("*") if p.is_file()}
+    assert files == {*written, folder / "written.json"}
     assert steps == [(i + 1, len(FEW)) for i in range(len(FEW))]
     assert read_analysis(folder / "analysis.json") == normal
 
@@ -117,8 +117,8 @@ def test_a_foreign_file_is_not_overwritten(name: str, normal: DumpAnalysis, tmp_
 
 def test_listed_paths_outside_the_folder_are_ignored(tmp_path: Path) -> None:
     names = ["../x", "/x", "a/../../x", "a/b/c", "..", "ok.png", "a/ok.png", 3, "a\\..\\x"]
-    told = {"kind": "qgate dump drawing 1", "files": names}
-    (tmp_path / "written.json").write_text(json.dumps(told))
+    listing = {"kind": "qgate dump drawing 1", "files": names}
+    (tmp_path / "written.json").write_text(json.dumps(listing))
     assert dump_drawing._earlier_files(tmp_path) == ["ok.png", "a/ok.png"]
 
 
@@ -138,11 +138,11 @@ def test_processes_draw_the_same(normal: DumpAnalysis, drawn: Drawn, tmp_path: P
 def test_a_drawing_in_a_bucket_equals_one_in_a_folder(
     normal: DumpAnalysis, drawn: Drawn, memory: Any
 ) -> None:
-    there = draw_analysis(normal, "memory://a", dpi=16)
-    assert [place.name for place in there] == [path.name for path in drawn.written]
-    kept = {name.removeprefix("/a/"): memory.cat(name) for name in memory.find("/a")}
+    objects = draw_analysis(normal, "memory://a", dpi=16)
+    assert [location.name for location in objects] == [path.name for path in drawn.written]
+    contents = {name.removeprefix("/a/"): memory.cat(name) for name in memory.find("/a")}
     files = [path for path in drawn.folder.rglob("*") if path.is_file()]
-    assert kept == {str(path.relative_to(drawn.folder)): path.read_bytes() for path in files}
+    assert contents == {str(path.relative_to(drawn.folder)): path.read_bytes() for path in files}
     draw_analysis(normal, "memory://a", plots=False)
     assert not [name for name in memory.find("/a") if name.endswith(".png")]
 
@@ -201,20 +201,20 @@ def test_the_page_needs_nothing_but_its_pictures(drawn: Drawn) -> None:
         assert picture["aria-label"]
         assert int(picture["width"] or 0) > 0
         assert int(picture["height"] or 0) > 0
-    assert all(f"href='{each.path}'" in text for each in FEW)
+    assert all(f"href='{plot.path}'" in text for plot in FEW)
     for link in read.all("a"):
         target = link["href"] or ""
-        known = {attributes.get("id") for _, attributes in read.tags}
-        assert target[1:] in known if target.startswith("#") else (folder / target).is_file()
-    folders = {each.folder for each in FEW} - {""}
+        anchors = {attributes.get("id") for _, attributes in read.tags}
+        assert target[1:] in anchors if target.startswith("#") else (folder / target).is_file()
+    folders = {few_picture.folder for few_picture in FEW} - {""}
     assert {*SECTIONS} & {s.get("id") for s in read.all("section")} == folders
 
 
 def test_the_page_begins_with_broken_tensors(normal: DumpAnalysis) -> None:
     text = page(normal, [], [])
-    found = re.findall(r"<li class='(fail|warn|info)'>", text)
-    assert found == sorted(found, key=("fail", "warn", "info").index)
-    assert found[0] == "fail"
+    levels = re.findall(r"<li class='(fail|warn|info)'>", text)
+    assert levels == sorted(levels, key=("fail", "warn", "info").index)
+    assert levels[0] == "fail"
     assert "12 NaN, 1 +Inf, 2 −Inf" in text
     assert text.index("12 NaN") < text.index("Worst tensors")
     assert "prefers-color-scheme: dark" in text
@@ -273,16 +273,16 @@ def test_lines_of_tensor_stats_are_short_and_printable(extreme: DumpAnalysis) ->
 def test_the_worst_tensors_say_which_they_are(normal: DumpAnalysis) -> None:
     """The linears of a layer share a title; seen cut so that grad_input and grad_output were one."""
     worst = worst_tensors(normal, 1)[0].tensor
-    told = copy.deepcopy(normal)
-    for tensor in told["tensors"]:
+    analysis = copy.deepcopy(normal)
+    for tensor in analysis["tensors"]:
         if tensor["order"] == worst["order"] and tensor["rank"] == worst["rank"]:
             tensor["title"] = (
                 "L3 layers.3.mlp.dense_4h_to_h backward grad_output, rank 12, iteration 0"
             )
-    part = dump_text.tensor_stats(told).split("Worst tensors")[1]
+    part = dump_text.tensor_stats(analysis).split("Worst tensors")[1]
     assert "L3 layers.3.mlp.dense_4h_to_h backward grad_output, rank 12, iteration 0\n" in part
-    shown = page(told, [], []).split("<h2>Worst tensors")[1].replace("<wbr>", "")
-    assert "layers.3.mlp.dense_4h_to_h" in shown
+    table_text = page(analysis, [], []).split("<h2>Worst tensors")[1].replace("<wbr>", "")
+    assert "layers.3.mlp.dense_4h_to_h" in table_text
 
 
 def test_the_pooled_deviation_is_that_of_all_values(normal: DumpAnalysis) -> None:

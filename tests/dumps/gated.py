@@ -76,32 +76,36 @@ def write_dump(
         for record, tensor in tensors(rank, ranks, seed, dtype):
             if not wanted(record):
                 continue
-            made = change(record, tensor)
+            altered = change(record, tensor)
             record = replace(record, module=renamed.get(record.module, record.module))
             if level == "tensors":
-                writer.add(record, made)
+                writer.add(record, altered)
             else:
-                writer.add(*_counted(record, made))
+                writer.add(*_counted(record, altered))
         writer.close() if close else writer.flush()
     return folder
 
 
 def _counted(record: Record, tensor: Tensor) -> tuple[Record, None, dict[str, np.ndarray]]:
-    found = counts(tensor, via="bf16" if tensor.dtype == torch.float32 else None)
-    assert isinstance(found, Counts)
-    there = np.flatnonzero(found.counts)
-    told = replace(
+    pattern_counts = counts(tensor, via="bf16" if tensor.dtype == torch.float32 else None)
+    assert isinstance(pattern_counts, Counts)
+    patterns_used = np.flatnonzero(pattern_counts.counts)
+    counted_record = replace(
         record,
         shape=tuple(tensor.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),
-        nonfinite={"nan": found.nan, "posinf": found.posinf, "neginf": found.neginf},
-        extra={"counted_as": found.dtype},
+        nonfinite={
+            "nan": pattern_counts.nan,
+            "posinf": pattern_counts.posinf,
+            "neginf": pattern_counts.neginf,
+        },
+        extra={"counted_as": pattern_counts.dtype},
     )
     patterns = {
-        "patterns": there.astype(np.uint16),
-        "counts": found.counts[there].astype(np.uint32),
+        "patterns": patterns_used.astype(np.uint16),
+        "counts": pattern_counts.counts[patterns_used].astype(np.uint32),
     }
-    return told, None, patterns
+    return counted_record, None, patterns
 
 
 def at(module: str, name: str, change: Callable[[Tensor], Tensor]) -> Change:
@@ -115,12 +119,12 @@ def at(module: str, name: str, change: Callable[[Tensor], Tensor]) -> Change:
 
 def with_outliers(tensor: Tensor, factor: float = 16.0) -> Tensor:
     """A channel that grew."""
-    made = tensor.clone()
-    made[:, 3] *= factor
-    return made
+    scaled = tensor.clone()
+    scaled[:, 3] *= factor
+    return scaled
 
 
 def with_nan(tensor: Tensor) -> Tensor:
-    made = tensor.clone()
-    made[0, 0] = torch.nan
-    return made
+    damaged = tensor.clone()
+    damaged[0, 0] = torch.nan
+    return damaged

@@ -16,7 +16,7 @@ STAMP = "20250908_092156"
 
 
 def record(order: int = 0, **told: Any) -> Record:
-    made: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "layer_type": "linear",
         "operation": "forward",
         "phase": "pre",
@@ -25,19 +25,21 @@ def record(order: int = 0, **told: Any) -> Record:
         "layer": 0,
         "iteration": 0,
     }
-    return Record(order=order, **{**made, **told})
+    return Record(order=order, **{**defaults, **told})
 
 
 def write(
     folder: Path, tensors: Sequence[Tensor], *, rank: int = 0, start: int = 0, **settings: Any
 ) -> list[Record]:
     """A dump of one rank, a record per tensor in its own module."""
-    told = settings.pop("told", {})
+    fields = settings.pop("told", {})
     with DumpWriter(folder, rank=rank, **settings) as writer:
         world = writer.world_size
         return [
-            writer.add(record(start + i, rank=rank, world_size=world, module=f"m{i}", **told), each)
-            for i, each in enumerate(tensors)
+            writer.add(
+                record(start + i, rank=rank, world_size=world, module=f"m{i}", **fields), tensor
+            )
+            for i, tensor in enumerate(tensors)
         ]
 
 
@@ -60,7 +62,7 @@ def known(
         "layer": 0,
     }
     name = TensorFileName(timestamp=timestamp, **{**base, **parts})
-    told = {
+    name_fields = {
         "layer_type": name.layer_type,
         "operation": name.operation,
         "quant_type": name.quant_type,
@@ -82,7 +84,7 @@ def known(
             "std": float("nan"),
             "overflow_info": {"upper_overflow_count": 0},
         },
-        "metadata": {k: v for k, v in told.items() if v is not None}
+        "metadata": {k: v for k, v in name_fields.items() if v is not None}
         if metadata is None
         else metadata,
     }

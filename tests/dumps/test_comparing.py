@@ -33,14 +33,14 @@ def chain(folder: Path, noisy: Sequence[str] = (), modules: bool = True, **told:
         for order, (name, tensor) in enumerate(values.items()):
             module, _, role = name.partition(".")
             phase = "post" if role == "output" else "pre"
-            made = record(
+            new_record = record(
                 order,
                 phase=phase,
                 name=role,
                 module=f"layers.0.{module}" if modules else "",
                 **told,
             )
-            writer.add(made, tensor.bfloat16())
+            writer.add(new_record, tensor.bfloat16())
     return Dump.open(folder)
 
 
@@ -50,7 +50,7 @@ def compared(tmp_path: Path, noisy: Sequence[str], modules: bool = True) -> Dump
 
 
 def origins(found: DumpComparison) -> dict[str, str]:
-    return {CHAIN[each.order]: each.origin for each in found.different}
+    return {CHAIN[pair.order]: pair.origin for pair in found.different}
 
 
 @pytest.mark.parametrize("modules", [True, False], ids=["modules", "by order"])
@@ -77,10 +77,10 @@ def origins(found: DumpComparison) -> dict[str, str]:
 def test_where_a_difference_arises(
     noisy: list[str], expected: dict[str, str], first: int | None, modules: bool, tmp_path: Path
 ) -> None:
-    found = compared(tmp_path, noisy, modules)
-    assert origins(found) == expected
-    assert (found.first and found.first.order) == first
-    assert len(found.of_kind("equal")) == 6 - len(noisy)
+    comparison = compared(tmp_path, noisy, modules)
+    assert origins(comparison) == expected
+    assert (comparison.first and comparison.first.order) == first
+    assert len(comparison.of_kind("equal")) == 6 - len(noisy)
 
 
 def test_outputs_without_inputs_are_of_unknown_origin(tmp_path: Path) -> None:
@@ -88,27 +88,27 @@ def test_outputs_without_inputs_are_of_unknown_origin(tmp_path: Path) -> None:
         with DumpWriter(tmp_path / name) as writer:
             writer.add(record(0, name="weight", module="m"), X)
             writer.add(record(1, phase="post", name="output", module="m"), X + noise)
-    found = compare_dumps(Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b"))
-    assert [each.origin for each in found.different] == ["unknown"]
+    comparison = compare_dumps(Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b"))
+    assert [pair.origin for pair in comparison.different] == ["unknown"]
 
 
 def test_numbers_are_those_of_the_error_statistics(tmp_path: Path) -> None:
-    found = compared(tmp_path, ["in.input", "out.output"])
-    for each, order in zip(found.different, (0, 5), strict=True):
-        wanted = errors((X + order + NOISE).bfloat16(), (X + order).bfloat16())
-        assert each.relative_mse == wanted.metric("relative_mse")
-        assert each.correlation == wanted.metric("correlation")
-        assert each.max_abs == wanted.metric("max_abs")
-    assert [each.order for each in found.worst_first()] == sorted(
-        (0, 5), key=lambda order: -found.pairs[order].relative_mse
+    comparison = compared(tmp_path, ["in.input", "out.output"])
+    for pair, order in zip(comparison.different, (0, 5), strict=True):
+        error_stats = errors((X + order + NOISE).bfloat16(), (X + order).bfloat16())
+        assert pair.relative_mse == error_stats.metric("relative_mse")
+        assert pair.correlation == error_stats.metric("correlation")
+        assert pair.max_abs == error_stats.metric("max_abs")
+    assert [worst_pair.order for worst_pair in comparison.worst_first()] == sorted(
+        (0, 5), key=lambda order: -comparison.pairs[order].relative_mse
     )
 
 
 def test_verdicts(tmp_path: Path) -> None:
-    found = compared(tmp_path, ["in.output"])
-    assert found.reasons(None) == []
-    assert found.reasons(1.0) == []
-    (reason,) = found.reasons(1e-9)
+    comparison = compared(tmp_path, ["in.output"])
+    assert comparison.reasons(None) == []
+    assert comparison.reasons(1.0) == []
+    (reason,) = comparison.reasons(1e-9)
     assert reason.startswith("relative_mse ")
     assert reason.endswith("> 1e-09 at L0 layers.0.in forward output, rank 0, iteration 0")
     assert compared(tmp_path / "same", []).reasons(0.0) == []
@@ -138,21 +138,21 @@ def two(tmp_path: Path, a: Tensor | None, b: Tensor | None, **told: Any) -> Dump
     ids=["shape", "nan", "wider", "empty", "zeros", "int", "bool", "fp8", "complex", "view"],
 )
 def test_pairs_of_all_kinds(a: Tensor, b: Tensor, kind: str, words: str, tmp_path: Path) -> None:
-    found = two(tmp_path, a, b)
-    assert [each.kind for each in found.pairs] == [kind]
-    assert words in "; ".join(found.reasons(1e-9))
-    assert bool(found.reasons(1e-9)) == bool(words)
+    comparison = two(tmp_path, a, b)
+    assert [pair.kind for pair in comparison.pairs] == [kind]
+    assert words in "; ".join(comparison.reasons(1e-9))
+    assert bool(comparison.reasons(1e-9)) == bool(words)
 
 
 def test_equal_infinities_are_no_agreement(tmp_path: Path) -> None:
     x = torch.tensor([1.0, math.inf])
-    found = two(tmp_path, x, x, nonfinite={"posinf": 1})
-    assert found.pairs[0].kind == "equal"
-    assert "2 values are not finite" in found.reasons(1.0)[0]
+    comparison = two(tmp_path, x, x, nonfinite={"posinf": 1})
+    assert comparison.pairs[0].kind == "equal"
+    assert "2 values are not finite" in comparison.reasons(1.0)[0]
     for name in ("c", "d"):
         known(tmp_path / name, x, counter=1)
-    again = compare_dumps(Dump.open(tmp_path / "c"), Dump.open(tmp_path / "d"))
-    assert "2 values are not finite" in again.reasons(None)[0]
+    stored_comparison = compare_dumps(Dump.open(tmp_path / "c"), Dump.open(tmp_path / "d"))
+    assert "2 values are not finite" in stored_comparison.reasons(None)[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -165,8 +165,10 @@ def test_what_is_not_finite_is_counted(
     x[100_000 : 100_000 + len(values)] = torch.tensor(values, dtype=dtype)
     for name in ("a", "b"):
         known(tmp_path / name, x, counter=1)
-    found = compare_dumps(Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b"))
-    assert [(each.kind, each.nonfinite) for each in found.pairs] == [("equal", 2 * len(values))]
+    comparison = compare_dumps(Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b"))
+    assert [(pair.kind, pair.nonfinite) for pair in comparison.pairs] == [
+        ("equal", 2 * len(values))
+    ]
 
 
 def test_nothing_compared_is_a_failure(tmp_path: Path) -> None:
@@ -175,23 +177,27 @@ def test_nothing_compared_is_a_failure(tmp_path: Path) -> None:
         with DumpWriter(tmp_path / name) as writer:
             counts = {"counts": np.arange(3 if name == "e" else 4)}
             writer.add(record(0, module="m"), counts=counts)
-    found = compare_dumps(Dump.open(tmp_path / "e"), Dump.open(tmp_path / "f"))
-    assert "the counts of its values differ" in found.reasons(None)[0]
+    comparison = compare_dumps(Dump.open(tmp_path / "e"), Dump.open(tmp_path / "f"))
+    assert "the counts of its values differ" in comparison.reasons(None)[0]
 
 
 def test_what_has_no_counterpart_is_named(tmp_path: Path) -> None:
     a = chain(tmp_path / "a")
     b = chain(tmp_path / "b", iteration=1)
-    found = compare_dumps(a, b)
-    assert (len(found.pairs), len(found.only_actual), len(found.only_reference)) == (0, 6, 6)
-    assert "nothing was compared" in found.reasons(None)[0]
+    comparison = compare_dumps(a, b)
+    assert (len(comparison.pairs), len(comparison.only_actual), len(comparison.only_reference)) == (
+        0,
+        6,
+        6,
+    )
+    assert "nothing was compared" in comparison.reasons(None)[0]
     with DumpWriter(tmp_path / "a", existing="append") as writer:
         writer.add(record(6, module="more"), X)
-    found = compare_dumps(Dump.open(tmp_path / "a"), chain(tmp_path / "c"))
-    assert [each.module for each in found.only_actual] == ["more"]
-    assert found.reasons(None) == []
-    assert found.reasons(1.0) == ["1 tensors are in one of the dumps only"]
-    assert found.reasons(1.0, unpaired=True) == []
+    comparison = compare_dumps(Dump.open(tmp_path / "a"), chain(tmp_path / "c"))
+    assert [unpaired.module for unpaired in comparison.only_actual] == ["more"]
+    assert comparison.reasons(None) == []
+    assert comparison.reasons(1.0) == ["1 tensors are in one of the dumps only"]
+    assert comparison.reasons(1.0, unpaired=True) == []
 
 
 def test_a_shard_that_cannot_be_read_is_a_failure(tmp_path: Path) -> None:
@@ -204,8 +210,8 @@ def test_a_shard_that_cannot_be_read_is_a_failure(tmp_path: Path) -> None:
 def test_selection_and_progress(tmp_path: Path) -> None:
     steps: list[int] = []
     a, b = chain(tmp_path / "a"), chain(tmp_path / "b")
-    found = compare_dumps(a, b, steps.append, name=["input", "output"])
-    assert len(found.pairs) == len(steps) == 4
+    comparison = compare_dumps(a, b, steps.append, name=["input", "output"])
+    assert len(comparison.pairs) == len(steps) == 4
     assert sum(steps) == 4 * 2 * X.numel() * 2
     with pytest.raises(QgateError, match="unknown field"):
         compare_dumps(a, b, nothing=1)
@@ -232,58 +238,58 @@ def collected(folder: Path, drop: Sequence[int] = (), noisy: Sequence[int] = ())
 
 
 def test_files_without_layers_are_paired_by_order(tmp_path: Path) -> None:
-    found = compare_dumps(collected(tmp_path / "a", noisy=[9]), collected(tmp_path / "b"))
-    assert len(found.pairs) == 12
-    assert [(each.order, each.origin) for each in found.different] == [(8, "local")]
-    assert list(found.notes) == []
+    comparison = compare_dumps(collected(tmp_path / "a", noisy=[9]), collected(tmp_path / "b"))
+    assert len(comparison.pairs) == 12
+    assert [(pair.order, pair.origin) for pair in comparison.different] == [(8, "local")]
+    assert list(comparison.notes) == []
 
 
 @pytest.mark.parametrize("lost", [1, 2, 5, 6, 12])
 def test_a_lost_file_does_not_shift_the_others(lost: int, tmp_path: Path) -> None:
-    found = compare_dumps(collected(tmp_path / "a", drop=[lost]), collected(tmp_path / "b"))
-    assert len(found.of_kind("equal")) == len(found.pairs) == 11
-    assert [each.extra["counter"] for each in found.only_reference] == [lost]
-    assert list(found.only_actual) == []
-    assert list(found.notes) == [
+    comparison = compare_dumps(collected(tmp_path / "a", drop=[lost]), collected(tmp_path / "b"))
+    assert len(comparison.of_kind("equal")) == len(comparison.pairs) == 11
+    assert [unpaired.extra["counter"] for unpaired in comparison.only_reference] == [lost]
+    assert list(comparison.only_actual) == []
+    assert list(comparison.notes) == [
         "rank 0, iteration 0, backward: 11 tensors and 12, 11 paired by their order, names and shapes"
     ]
 
 
 def test_a_dump_and_files_of_the_known_collector(tmp_path: Path) -> None:
     with DumpWriter(tmp_path / "a") as writer:
-        told = {"layer_type": "attention", "component": "FA", "module": "layers.0.attention"}
+        fields = {"layer_type": "attention", "component": "FA", "module": "layers.0.attention"}
         for order, (phase, name) in enumerate([("pre", "query"), ("post", "context")]):
-            writer.add(record(order, phase=phase, name=name, sample=0, **told), X)
+            writer.add(record(order, phase=phase, name=name, sample=0, **fields), X)
     for counter, (phase, name) in enumerate([("pre", "query"), ("post", "output")]):
         known(
             tmp_path / "b", X, counter=counter, iteration=0, rank=0, sample=0, phase=phase,
             component="FA", layer_type="attention", name=name,
         )  # fmt: skip
-    found = compare_dumps(Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b"))
-    assert [each.kind for each in found.pairs] == ["equal", "equal"]
+    comparison = compare_dumps(Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b"))
+    assert [pair.kind for pair in comparison.pairs] == ["equal", "equal"]
 
 
 @pytest.mark.parametrize("unknown", ["sample", "micro_batch", "iteration"])
 def test_what_one_side_does_not_know_keeps_nothing_apart(unknown: str, tmp_path: Path) -> None:
     """Seen with an export of a collected run: micro batches are not in those file names."""
-    told = {"iteration": 0, "sample": 0, "micro_batch": 0}
-    a = chain(tmp_path / "a", ["out.output"], **told)
-    b = chain(tmp_path / "b", modules=False, **{**told, unknown: None})
-    found = compare_dumps(a, b)
-    assert [each.kind for each in found.pairs].count("equal") == 5
-    assert origins(found) == {"out.output": "local"}
+    fields = {"iteration": 0, "sample": 0, "micro_batch": 0}
+    a = chain(tmp_path / "a", ["out.output"], **fields)
+    b = chain(tmp_path / "b", modules=False, **{**fields, unknown: None})
+    comparison = compare_dumps(a, b)
+    assert [pair.kind for pair in comparison.pairs].count("equal") == 5
+    assert origins(comparison) == {"out.output": "local"}
 
 
 def test_an_export_of_several_micro_batches_is_compared_with_its_dump(tmp_path: Path) -> None:
     with DumpWriter(tmp_path / "a") as writer:
         for order in range(4):
-            told = {"sample": order // 2, "micro_batch": order // 2, "module": "layers.0.in"}
+            fields = {"sample": order // 2, "micro_batch": order // 2, "module": "layers.0.in"}
             phase = "post" if order % 2 else "pre"
             name = "output" if order % 2 else "input"
-            writer.add(record(order, phase=phase, name=name, **told), X + order)
+            writer.add(record(order, phase=phase, name=name, **fields), X + order)
     export_dump(Dump.open(tmp_path / "a"), tmp_path / "flat")
-    found = compare_dumps(Dump.open(tmp_path / "flat"), Dump.open(tmp_path / "a"))
-    assert [each.kind for each in found.pairs] == ["equal"] * 4
+    comparison = compare_dumps(Dump.open(tmp_path / "flat"), Dump.open(tmp_path / "a"))
+    assert [pair.kind for pair in comparison.pairs] == ["equal"] * 4
 
 
 def test_processes_find_what_threads_find(tmp_path: Path) -> None:
@@ -295,10 +301,12 @@ def test_processes_find_what_threads_find(tmp_path: Path) -> None:
         write(tmp_path / "a", second[of_rank], rank=rank, world_size=4)
         write(tmp_path / "b", first[of_rank], rank=rank, world_size=4)
     dumps = Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b")
-    here, there = compare_dumps(*dumps), compare_dumps(*dumps, workers=Workers(jobs=2))
-    assert [repr(each) for each in here.pairs] == [repr(each) for each in there.pairs]
-    assert [each.rank for each in here.pairs] == [*range(4)] * 10
-    assert {each.kind for each in there.pairs} == {"equal", "differs", "unfit"}
+    by_threads, by_processes = compare_dumps(*dumps), compare_dumps(*dumps, workers=Workers(jobs=2))
+    assert [repr(pair) for pair in by_threads.pairs] == [
+        repr(process_pair) for process_pair in by_processes.pairs
+    ]
+    assert [ranked_pair.rank for ranked_pair in by_threads.pairs] == [*range(4)] * 10
+    assert {kind_pair.kind for kind_pair in by_processes.pairs} == {"equal", "differs", "unfit"}
 
 
 def test_pairs_whose_process_ended_are_not_equal(tmp_path: Path, monkeypatch: Any) -> None:
@@ -307,7 +315,7 @@ def test_pairs_whose_process_ended_are_not_equal(tmp_path: Path, monkeypatch: An
     lost = lambda _function, items, _workers, **_: (Failure("it ended") for _ in items)  # noqa: E731
     monkeypatch.setattr(comparisons, "map_items", lost)
     dumps = Dump.open(tmp_path / "a"), Dump.open(tmp_path / "b")
-    found = compare_dumps(*dumps, workers=Workers(jobs=2))
-    assert found.reasons(None) == [
+    comparison = compare_dumps(*dumps, workers=Workers(jobs=2))
+    assert comparison.reasons(None) == [
         "it was not compared: it ended at L0 m0 forward input, rank 0, iteration 0"
     ]

@@ -66,7 +66,7 @@ def run(seed: int, modules: bool) -> tuple[list[Held], list[Held]]:
         for call in range(rng.randint(1, 3)):
             for module in rng.sample(["in", "out"], 2):
                 for name in ("weight", "input", "input2", "output"):
-                    told = {
+                    fields = {
                         "phase": "post" if name == "output" else "pre",
                         "name": name,
                         "rank": rank,
@@ -79,32 +79,32 @@ def run(seed: int, modules: bool) -> tuple[list[Held], list[Held]]:
                     }
                     kind = rng.choices(KINDS, likely)[0]
                     values = torch.tensor([1.0, 2.0, 3.0])
-                    apart = rng.choice([0.5, 0.5, 0.25, math.nan]) * (kind == "differs")
-                    tensors = [values + apart, values[:2] if kind == "unfit" else values]
+                    deviation = rng.choice([0.5, 0.5, 0.25, math.nan]) * (kind == "differs")
+                    tensors = [values + deviation, values[:2] if kind == "unfit" else values]
                     for side, tensor in enumerate(tensors):
                         orders[side] += 1 + rng.randrange(2) * (rng.random() < 0.1)
                         if only == 1 - side or (only is None and rng.random() < 0.05):
                             continue
-                        kept = StoredValues(f"{side}", f"{rank}.{orders[side]}", "")
-                        made = record(
+                        stored = StoredValues(f"{side}", f"{rank}.{orders[side]}", "")
+                        new_record = record(
                             orders[side],
-                            **told,
+                            **fields,
                             shape=tuple(tensor.shape),
                             dtype="float32",
-                            tensor=None if kind == "summary" else kept,
+                            tensor=None if kind == "summary" else stored,
                         )
-                        sides[side].append((made, tensor))
+                        sides[side].append((new_record, tensor))
     return sides
 
 
 def origin_at(place: int, pairs: Sequence[Record], kinds: Sequence[str], modules: bool) -> str:
     """As it is defined, over all ranks at once."""
-    here = pairs[place]
+    current = pairs[place]
     differs = [kind in ("differs", "unfit") for kind in kinds]
     if not differs[place]:
         return ""
-    if here.phase == "pre":
-        if here.name in PARAMETERS:
+    if current.phase == "pre":
+        if current.name in PARAMETERS:
             return "local"
         return "carried" if any(differs[:place]) else "enters"
 
@@ -114,7 +114,7 @@ def origin_at(place: int, pairs: Sequence[Record], kinds: Sequence[str], modules
             return (*run, other.module, other.call)
         return (*run, other.layer_type, other.layer, other.component)
 
-    of_it = [i for i, other in enumerate(pairs) if call_of(other) == call_of(here)]
+    of_it = [i for i, other in enumerate(pairs) if call_of(other) == call_of(current)]
     if not modules:  # back to the end of the call before
         of_it = [i for i in of_it if i < place]
         while of_it and pairs[of_it[-1]].phase == "post":
@@ -138,61 +138,73 @@ def badness(each: PairErrors) -> tuple[float, float, float]:
 def compared(seed: int, modules: bool) -> tuple[DumpComparison, Any]:
     """And what belongs together where all records are laid side by side at once."""
     sides = run(seed, modules)
-    found = compare_dumps(*(in_memory(held, n) for held, n in zip(sides, "ab", strict=True)))
-    return found, pair_records(*([record for record, _ in held] for held in sides))
+    comparison = compare_dumps(*(in_memory(side, n) for side, n in zip(sides, "ab", strict=True)))
+    return comparison, pair_records(
+        *([record for record, _ in record_side] for record_side in sides)
+    )
 
 
 @share(12)
 @pytest.mark.parametrize("modules", [True, False], ids=["modules", "by order"])
 @pytest.mark.usefixtures("held")
 def test_rank_after_rank_finds_what_all_at_once_does(modules: bool) -> None:
-    seen = set()
+    origins_by_kind = set()
     for seed in range(40):
-        found, whole = compared(seed, modules)
-        assert [(each.rank, each.order, each.reference_order) for each in found.pairs] == [
-            (a.rank, a.order, r.order) for a, r in whole.pairs
-        ]
-        places = [(each.order, each.rank) for each in found.pairs]
+        comparison, whole = compared(seed, modules)
+        assert [
+            (ranked_pair.rank, ranked_pair.order, ranked_pair.reference_order)
+            for ranked_pair in comparison.pairs
+        ] == [(a.rank, a.order, r.order) for a, r in whole.pairs]
+        places = [(pair.order, pair.rank) for pair in comparison.pairs]
         assert all(before <= after for before, after in pairwise(places))
-        assert list(found.only_actual) == whole.only_actual
-        assert list(found.only_reference) == whole.only_reference
-        assert list(found.notes) == [*whole.notes, "a: a note on a", "b: a note on b"]
-        kinds = [each.kind for each in found.pairs]
+        assert list(comparison.only_actual) == whole.only_actual
+        assert list(comparison.only_reference) == whole.only_reference
+        assert list(comparison.notes) == [*whole.notes, "a: a note on a", "b: a note on b"]
+        kinds = [kind_pair.kind for kind_pair in comparison.pairs]
         records = [a for a, _ in whole.pairs]
-        expected = [origin_at(place, records, kinds, modules) for place in range(len(kinds))]
-        assert [each.origin for each in found.pairs] == expected, seed
-        seen.update(zip(kinds, expected, strict=True))
-    assert {origin for _, origin in seen} == {"", "local", "carried", "enters", "unknown"}
-    assert {kind for kind, _ in seen} == set(KINDS)
+        expected = [origin_at(index, records, kinds, modules) for index in range(len(kinds))]
+        assert [origin_pair.origin for origin_pair in comparison.pairs] == expected, seed
+        origins_by_kind.update(zip(kinds, expected, strict=True))
+    assert {origin for _, origin in origins_by_kind} == {
+        "",
+        "local",
+        "carried",
+        "enters",
+        "unknown",
+    }
+    assert {kind for kind, _ in origins_by_kind} == set(KINDS)
 
 
 @share(3)
 @pytest.mark.usefixtures("held")
 def test_what_is_chosen_of_the_pairs_is_what_a_list_would_give() -> None:
     for seed in range(20):
-        found, _ = compared(seed, modules=True)
-        pairs = list(found.pairs)
-        different = [each for each in pairs if each.kind in ("differs", "unfit")]
-        told = [repr(each) for each in different]
-        assert [repr(each) for each in found.different] == told
+        comparison, _ = compared(seed, modules=True)
+        pairs = list(comparison.pairs)
+        different = [pair for pair in pairs if pair.kind in ("differs", "unfit")]
+        different_texts = [repr(different_pair) for different_pair in different]
+        assert [repr(listed_pair) for listed_pair in comparison.different] == different_texts
         worst = sorted(different, key=badness, reverse=True)
-        assert [repr(each) for each in found.worst_first()] == [repr(each) for each in worst]
-        assert repr(found.worst_first()[:2][-1:][0]) == repr(worst[:2][-1]) if worst else True
-        local = [each for each in different if each.origin == "local"]
-        assert repr(found.first) == repr((local or different or [None])[0])
-        text = "\n".join(comparison_lines(found, ("a", "b"), 20))
+        assert [repr(sorted_pair) for sorted_pair in comparison.worst_first()] == [
+            repr(worst_pair) for worst_pair in worst
+        ]
+        assert repr(comparison.worst_first()[:2][-1:][0]) == repr(worst[:2][-1]) if worst else True
+        local = [local_pair for local_pair in different if local_pair.origin == "local"]
+        assert repr(comparison.first) == repr((local or different or [None])[0])
+        text = "\n".join(comparison_lines(comparison, ("a", "b"), 20))
         others_before = bool(local) and different[0].origin != "local"
         assert ("(before it in the order of execution: " in text) == others_before
-        assert found.nonfinite == sum(each.nonfinite for each in pairs)
+        assert comparison.nonfinite == sum(counted_pair.nonfinite for counted_pair in pairs)
         for limit in (None, 0.02):
             beyond = [
-                each
-                for each in worst
-                if each.kind == "unfit" or (limit is not None and not each.relative_mse <= limit)
+                candidate
+                for candidate in worst
+                if candidate.kind == "unfit"
+                or (limit is not None and not candidate.relative_mse <= limit)
             ]
-            said = found.reasons(limit)
-            assert any(text.endswith(f", and {len(beyond) - 1} more") for text in said) == (
-                len(beyond) > 1 and len(found.of_kind("summary")) < len(pairs)
+            reasons = comparison.reasons(limit)
+            assert any(text.endswith(f", and {len(beyond) - 1} more") for text in reasons) == (
+                len(beyond) > 1 and len(comparison.of_kind("summary")) < len(pairs)
             )
 
 
@@ -203,9 +215,9 @@ def written(folder: Path, held: Sequence[Held]) -> Path:
     ranks = {record.rank for record, _ in held}
     for rank in ranks:
         with DumpWriter(folder, rank=rank, world_size=max(ranks) + 1) as writer:
-            for each, tensor in held:
-                if each.rank == rank:
-                    writer.add(each, None if each.tensor is None else tensor)
+            for entry, tensor in held:
+                if entry.rank == rank:
+                    writer.add(entry, None if entry.tensor is None else tensor)
     return folder
 
 
@@ -222,22 +234,25 @@ def test_the_text_of_a_long_report_is_that_of_the_whole(
     seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = [written(tmp_path / n, s) for n, s in zip("ab", run(seed, True), strict=True)]
-    for wanted in ({}, {"name": "weight"}, {"rank": 0}):
+    for selection in ({}, {"name": "weight"}, {"rank": 0}):
         dumps = [Dump.open(folder) for folder in folders]
-        if wanted.get("rank") not in (None, *dumps[0].ranks):
+        if selection.get("rank") not in (None, *dumps[0].ranks):
             continue
-        found = compare_dumps(*dumps, **wanted)
-        where = ",".join(f"{name}={value}" for name, value in wanted.items())
+        comparison = compare_dumps(*dumps, **selection)
+        where = ",".join(f"{name}={value}" for name, value in selection.items())
         flags = ["--where", where] if where else []
         main(["dumps", "compare", *map(str, folders), "--json", *flags])
         whole = {
-            "passed": not found.reasons(None),
-            "reasons": found.reasons(None),
-            "first": found.first and {**found.first.to_dict(), "fault": _fault(dumps, found)},
-            "pairs": [each.to_dict() for each in found.pairs],
-            "only_actual": [each.to_dict() for each in found.only_actual],
-            "only_reference": [each.to_dict() for each in found.only_reference],
-            "notes": list(found.notes),
+            "passed": not comparison.reasons(None),
+            "reasons": comparison.reasons(None),
+            "first": comparison.first
+            and {**comparison.first.to_dict(), "fault": _fault(dumps, comparison)},
+            "pairs": [pair.to_dict() for pair in comparison.pairs],
+            "only_actual": [actual_record.to_dict() for actual_record in comparison.only_actual],
+            "only_reference": [
+                reference_record.to_dict() for reference_record in comparison.only_reference
+            ],
+            "notes": list(comparison.notes),
         }
         assert capsys.readouterr().out == json.dumps(plain(whole), indent=1) + "\n"
 
@@ -285,6 +300,6 @@ def test_shards_of_ranks_that_were_read_long_ago_are_closed(
 
     monkeypatch.setattr(reading, "ShardReader", Reader)
     dump = Dump.open(tmp_path)
-    found = [*dump.records(), *dump.records(rank=0)]
-    assert [int(dump.tensor(each)[1]) for each in found] == [*range(ranks), 0]
+    entries = [*dump.records(), *dump.records(rank=0)]
+    assert [int(dump.tensor(entry)[1]) for entry in entries] == [*range(ranks), 0]
     assert len(alive) == reading._RANKS_OPEN

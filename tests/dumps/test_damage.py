@@ -34,9 +34,9 @@ def shard(folder: Path) -> Path:
 
 def change_line(folder: Path, number: int, change: Callable[[dict[str, Any]], None]) -> None:
     lines = index(folder).read_text().splitlines(keepends=True)
-    told = json.loads(lines[number])
-    change(told)
-    lines[number] = json.dumps(told) + "\n"
+    fields = json.loads(lines[number])
+    change(fields)
+    lines[number] = json.dumps(fields) + "\n"
     index(folder).write_text("".join(lines))
 
 
@@ -82,18 +82,18 @@ def test_a_kill_at_any_moment_leaves_what_was_finished(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         dump = Dump.open(folder)
         assert list(problems(dump)) == []
-        found = list(dump.records())
-        assert [each.order for each in found] == list(range(len(found)))
-        for each in found:
-            assert dump.tensor(each).eq(each.order).all()
-            assert each.shape == (5000 + each.order,)
+        entries = list(dump.records())
+        assert [entry.order for entry in entries] == list(range(len(entries)))
+        for finished_entry in entries:
+            assert dump.tensor(finished_entry).eq(finished_entry.order).all()
+            assert finished_entry.shape == (5000 + finished_entry.order,)
         state = dump.state(0)
         assert state.state == "running or killed"
-        records, unfinished = records + len(found), unfinished + len(state.unfinished)
+        records, unfinished = records + len(entries), unfinished + len(state.unfinished)
         with DumpWriter(folder, existing="append", header={"run": number}) as writer:
             writer.add(record(writer.next_order), X)
         after = Dump.open(folder).state(0)
-        assert (after.state, after.records, after.cut_off) == ("complete", len(found) + 1, 1)
+        assert (after.state, after.records, after.cut_off) == ("complete", len(entries) + 1, 1)
         assert (after.unfinished, after.torn) == ((), ())
         assert list(folder.rglob(".*")) == []
     assert records > kills
@@ -128,14 +128,14 @@ def test_an_empty_rank_and_a_folder_without_a_line(tmp_path: Path) -> None:
 def fill(folder: Path, count: int) -> tuple[DumpWriter, list[str]]:
     """Write until it fails and beyond; the messages of what was raised."""
     writer = DumpWriter(folder, shard_bytes=200_000)
-    said = []
+    errors = []
     for order in range(count):
         try:
             writer.add(record(order), torch.full((20_000,), float(order)))
         except QgateError as error:
-            said.append(str(error))
+            errors.append(str(error))
     writer.close(["one that came later"])
-    return writer, said
+    return writer, errors
 
 
 def check_what_is_left(folder: Path, writer: DumpWriter, said: list[str], why: str) -> None:
@@ -143,13 +143,13 @@ def check_what_is_left(folder: Path, writer: DumpWriter, said: list[str], why: s
     assert why in said[0]
     assert f"{writer.records} records of rank 0 are complete" in said[0]
     dump = Dump.open(folder)
-    found = list(dump.records())
-    assert 0 < len(found) == writer.records < 50
+    records = list(dump.records())
+    assert 0 < len(records) == writer.records < 50
     assert list(problems(dump)) == []
     state = dump.state(0)
     assert state.state == "incomplete"
-    assert state.missing_count == writer.missing_count == 50 - len(found) + 1
-    assert state.missing[0].startswith(f"order {len(found)}: L0 linear forward input")
+    assert state.missing_count == writer.missing_count == 50 - len(records) + 1
+    assert state.missing[0].startswith(f"order {len(records)}: L0 linear forward input")
     assert state.missing[-1] == "one that came later"
     assert list(folder.rglob(".*")) == []
 
@@ -172,8 +172,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_leaves_what_was_finished(small_disk: Path) -> None:
-    writer, said = fill(small_disk / "dump", 50)
-    check_what_is_left(small_disk / "dump", writer, said, "No space left on device")
+    writer, errors = fill(small_disk / "dump", 50)
+    check_what_is_left(small_disk / "dump", writer, errors, "No space left on device")
 
 
 def test_a_limit_on_files_leaves_what_was_finished(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_limit_on_files_leaves_what_was_finished(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     writer = DumpWriter(tmp_path, shard_bytes=200_000)
-    said = []
+    errors = []
     try:
         for order in range(50):
             if order == 7:
@@ -189,12 +189,12 @@ def test_a_limit_on_files_leaves_what_was_finished(tmp_path: Path) -> None:
             try:
                 writer.add(record(order), torch.full((20_000,), float(order)))
             except QgateError as error:
-                said.append(str(error))
+                errors.append(str(error))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     writer.close(["one that came later"])
-    check_what_is_left(tmp_path, writer, said, "File too large")
+    check_what_is_left(tmp_path, writer, errors, "File too large")
 
 
 def test_an_index_that_cannot_grow_names_no_more_than_there_is(
@@ -218,7 +218,7 @@ def test_an_index_that_cannot_grow_names_no_more_than_there_is(
         writer.flush()
     writer.close()
     dump = Dump.open(tmp_path)
-    assert [each.order for each in dump.records()] == [0]
+    assert [entry.order for entry in dump.records()] == [0]
     assert dump.state(0).state == "running or killed"
     assert writer.missing == ("order 1: L0 linear forward input, rank 0, iteration 0",)
     assert [path.name for path in (tmp_path / "rank00000").glob("*.safetensors")] == [
@@ -237,9 +237,9 @@ def test_a_truncated_shard_is_named_and_cannot_be_read(tmp_path: Path) -> None:
         dump = Dump.open(tmp_path)
         (problem,) = problems(dump)
         assert "tensors-000000.safetensors' is truncated or damaged" in problem
-        for each in dump.records():
+        for entry in dump.records():
             with pytest.raises(QgateError, match="truncated or damaged"):
-                dump.tensor(each)
+                dump.tensor(entry)
 
 
 def test_a_changed_byte_is_named_and_cannot_be_read(tmp_path: Path) -> None:
@@ -261,10 +261,10 @@ def test_a_changed_byte_is_named_and_cannot_be_read(tmp_path: Path) -> None:
 
 def beside_the_digest(folder: Path) -> list[str]:
     """Return the problems of a dump with edited lines, beside the digest of these lines."""
-    found = list(problems(Dump.open(folder)))
-    digests = [text for text in found if "their digest is another one" in text]
-    assert len(digests) == 1, found
-    return [text for text in found if text not in digests]
+    texts = list(problems(Dump.open(folder)))
+    digests = [text for text in texts if "their digest is another one" in text]
+    assert len(digests) == 1, texts
+    return [text for text in texts if text not in digests]
 
 
 def test_a_missing_shard_a_missing_key_and_a_wrong_shape(tmp_path: Path) -> None:
@@ -289,20 +289,20 @@ def test_tampered_lines_are_damage_and_not_torn(tmp_path: Path) -> None:
     lines = index(tmp_path).read_bytes().splitlines(keepends=True)
     lines[4] = b"\xff[" * 100_000 + b"\n"
     index(tmp_path).write_bytes(b"".join(lines))
-    found = beside_the_digest(tmp_path)
-    assert len(found) == 3
-    assert "it is of rank 5" in found[0]
-    assert "at byte" in found[1]
-    assert "rank 0 has order 0 2 times" in found[2]
+    texts = beside_the_digest(tmp_path)
+    assert len(texts) == 3
+    assert "it is of rank 5" in texts[0]
+    assert "at byte" in texts[1]
+    assert "rank 0 has order 0 2 times" in texts[2]
 
 
 def test_a_million_refused_lines_are_counted_and_not_kept(tmp_path: Path) -> None:
     write(tmp_path, [X])
     with index(tmp_path).open("ab") as file:
         file.write(b"0\n" * 1_003)
-    found = list(problems(Dump.open(tmp_path)))
-    assert len(found) == 1_001
-    assert found[-1].endswith("index.jsonl: 3 more lines are no records")
+    texts = list(problems(Dump.open(tmp_path)))
+    assert len(texts) == 1_001
+    assert texts[-1].endswith("index.jsonl: 3 more lines are no records")
 
 
 @pytest.mark.parametrize(
@@ -320,9 +320,9 @@ def test_a_path_out_of_the_dump_is_refused(file: str, tmp_path: Path) -> None:
     write(tmp_path / "dump", [X])
     change_line(tmp_path / "dump", 1, lambda told: told["tensor"].update(file=file))
     dump = Dump.open(tmp_path / "dump")
-    (found,) = dump.records()
+    (entry,) = dump.records()
     with pytest.raises(QgateError, match="none of a dump: it is refused"):
-        dump.tensor(found)
+        dump.tensor(entry)
     assert len(beside_the_digest(tmp_path / "dump")) == 1
 
 
@@ -335,9 +335,9 @@ def test_a_link_out_of_the_dump_is_refused(what: str, tmp_path: Path) -> None:
     path.rename(tmp_path / "moved")
     path.symlink_to(tmp_path / "other" / path.relative_to(tmp_path / "dump"))
     dump = Dump.open(tmp_path / "dump")
-    (found,) = dump.records()
+    (entry,) = dump.records()
     with pytest.raises(QgateError, match="leads out of the dump: it is refused"):
-        dump.tensor(found)
+        dump.tensor(entry)
     (tmp_path / "link").symlink_to(tmp_path / "other")
     linked = Dump.open(tmp_path / "link")
     assert torch.equal(linked.tensor(next(linked.records())), X)
@@ -405,7 +405,7 @@ def test_records_are_selected_by_what_they_say(tmp_path: Path) -> None:
     dump = Dump.open(tmp_path)
 
     def orders(**wanted: object) -> list[int]:
-        return [each.order for each in dump.records(**wanted)]
+        return [entry.order for entry in dump.records(**wanted)]
 
     assert orders(name="grad_*") == [0, 1]
     assert orders(name="input") == [2]

@@ -27,7 +27,7 @@ def test_ranks_of_several_folders_come_together(tmp_path: Path) -> None:
     merged = merge_dumps([tmp_path / "a", tmp_path / "b"], tmp_path / "deep" / "out")
     assert (merged.ranks, merged.records, merged.same, merged.missing) == (2, 4, 0, ())
     dump = Dump.open(tmp_path / "deep" / "out")
-    assert [dump.tensor(each)[0, 0].item() for each in dump.records()] == [0, 10, 1, 10]
+    assert [dump.tensor(entry)[0, 0].item() for entry in dump.records()] == [0, 10, 1, 10]
     assert dump.header["model"] == "m"
     assert dump.header["merged_from"] == [{"host": "a"}, {"host": "b"}]
     assert dump.notes() == []
@@ -47,7 +47,7 @@ def test_parts_of_one_rank_come_together_in_order(tmp_path: Path) -> None:
     merged = merge_dumps([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     assert (merged.records, merged.same) == (5, 1)
     dump = Dump.open(tmp_path / "out")
-    assert [dump.tensor(each)[0, 0].item() for each in dump.records()] == [0, 1, 2, 3, 4]
+    assert [dump.tensor(entry)[0, 0].item() for entry in dump.records()] == [0, 1, 2, 3, 4]
     assert np.array_equal(dump.counts(list(dump.records())[2])["counts"], np.arange(4))
     assert list(problems(dump)) == []
 
@@ -89,7 +89,7 @@ def test_what_was_missing_stays_missing(tmp_path: Path) -> None:
     merged = merge_dumps([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     assert merged.missing[0] == "order 1: a tensor"
     assert "what came after 1 records" in merged.missing[1]
-    assert [each.state for each in Dump.open(tmp_path / "out").states] == ["incomplete"] * 2
+    assert [state.state for state in Dump.open(tmp_path / "out").states] == ["incomplete"] * 2
     killed.close()
 
 
@@ -122,10 +122,10 @@ def test_a_folder_of_the_known_collector_becomes_a_dump(tmp_path: Path) -> None:
 def test_a_clash_of_known_files_names_the_folders_that_were_given(tmp_path: Path) -> None:
     for name in "ab":
         known(tmp_path / name, X.bfloat16(), counter=1, iteration=0, rank=0, quant_type=name)
-    with pytest.raises(QgateError) as told:
+    with pytest.raises(QgateError) as error:
         merge_dumps([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     assert f"{str(tmp_path / 'a')!r} and {str(tmp_path / 'b')!r} both have order 0" in str(
-        told.value
+        error.value
     )
 
 
@@ -140,12 +140,12 @@ def test_what_is_exported_comes_back(tmp_path: Path) -> None:
     whole = torch.randn(100, 100).bfloat16()
     with DumpWriter(tmp_path / "dump", rank=1, world_size=2) as writer:
         for order, (kind, operation, phase, name) in enumerate(names):
-            made = record(
+            new_record = record(
                 10_000 + order, layer_type=kind, operation=operation, phase=phase, name=name,
                 rank=1, world_size=2, layer=None if order else 12, quant_type="a/b",
                 extra={"softmax_scale": 0.5},
             )  # fmt: skip
-            writer.add(made, whole[order])
+            writer.add(new_record, whole[order])
         writer.add(record(3, rank=1, world_size=2))
     dump = Dump.open(tmp_path / "dump")
     done = export_dump(dump, tmp_path / "files")
@@ -164,13 +164,13 @@ def test_what_is_exported_comes_back(tmp_path: Path) -> None:
     assert content["metadata"]["softmax_scale"] == 0.5
     back = Dump.open(tmp_path / "files")
     assert back.skipped == []
-    for found, given in zip(back.records(), list(dump.records())[1:], strict=True):
-        expected = "output" if given.name == "context" else given.name
-        assert found.name == expected
+    for exported, original in zip(back.records(), list(dump.records())[1:], strict=True):
+        expected = "output" if original.name == "context" else original.name
+        assert exported.name == expected
         same = ("layer_type", "layer", "operation", "phase", "quant_type", "rank", "shape", "dtype")
         for name in same:
-            assert getattr(found, name) == getattr(given, name)
-        assert torch.equal(back.tensor(found), dump.tensor(given))
+            assert getattr(exported, name) == getattr(original, name)
+        assert torch.equal(back.tensor(exported), dump.tensor(original))
     with pytest.raises(QgateError, match="is not empty"):
         export_dump(dump, tmp_path / "files")
 
@@ -187,10 +187,10 @@ def test_any_tensor_is_exported(tensor: torch.Tensor, tmp_path: Path) -> None:
     write(tmp_path / "dump", [tensor])
     export_dump(Dump.open(tmp_path / "dump"), tmp_path / "files")
     (path,) = (tmp_path / "files").iterdir()
-    told = torch.load(path, weights_only=True)
-    assert told["tensor"].dtype == tensor.dtype
-    assert told["tensor_info"]["shape"] == list(tensor.shape)
+    content = torch.load(path, weights_only=True)
+    assert content["tensor"].dtype == tensor.dtype
+    assert content["tensor_info"]["shape"] == list(tensor.shape)
     back = Dump.open(tmp_path / "files")
-    (found,) = back.records()
-    assert replace(found, tensor=None).iteration == 0
+    (exported,) = back.records()
+    assert replace(exported, tensor=None).iteration == 0
     assert list(problems(back)) == []

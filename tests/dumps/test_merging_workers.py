@@ -41,24 +41,24 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def objects(url: str) -> dict[str, bytes]:
-    place = location_of(url)
-    place.fs.invalidate_cache()
-    found = {name: place.fs.cat_file(name) for name in place.fs.find(place.path)}
-    return {name.split("/out/")[-1]: found[name] for name in sorted(found)}
+    location = location_of(url)
+    location.fs.invalidate_cache()
+    contents = {name: location.fs.cat_file(name) for name in location.fs.find(location.path)}
+    return {name.split("/out/")[-1]: contents[name] for name in sorted(contents)}
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> list[Path]:
     """Four ranks of two hosts, of which one rank is in both, one was killed, and one lacks much."""
-    told = {"world_size": 4, "header": {"run": "r"}, "shard_bytes": 60}
-    write(tmp_path / "a", [X, X + 1, X + 2], rank=0, **told)
-    write(tmp_path / "a", [X + 3, X], rank=1, **told)
-    write(tmp_path / "b", [X + 5, X + 6], rank=1, start=7, **told)
-    killed = DumpWriter(tmp_path / "b", rank=2, **told)
+    fields = {"world_size": 4, "header": {"run": "r"}, "shard_bytes": 60}
+    write(tmp_path / "a", [X, X + 1, X + 2], rank=0, **fields)
+    write(tmp_path / "a", [X + 3, X], rank=1, **fields)
+    write(tmp_path / "b", [X + 5, X + 6], rank=1, start=7, **fields)
+    killed = DumpWriter(tmp_path / "b", rank=2, **fields)
     killed.add(record(0, rank=2, world_size=4), X, {"counts": np.arange(3)})
     killed.flush()
     killed._files.close()
-    writer = DumpWriter(tmp_path / "b", rank=3, **told)
+    writer = DumpWriter(tmp_path / "b", rank=3, **fields)
     writer.add(record(0, rank=3, world_size=4), X)
     writer.close([f"order {i}" for i in range(1200)])
     return [tmp_path / "a", tmp_path / "b"]
@@ -69,9 +69,9 @@ def hosts(tmp_path: Path) -> list[Path]:
 def test_anyone_makes_the_same_dump_anywhere(
     hosts: list[Path], tmp_path: Path, bucket: Any
 ) -> None:
-    said: list[tuple[int, int]] = []
-    one = merge_dumps(hosts, tmp_path / "one", step=lambda *at: said.append(at))
-    assert said == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    progress: list[tuple[int, int]] = []
+    one = merge_dumps(hosts, tmp_path / "one", step=lambda *at: progress.append(at))
+    assert progress == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert (one.ranks, one.records, one.same) == (4, 9, 0)
     assert (len(one.missing), one.missing_count) == (1000, 1201)
     expected = tree(tmp_path / "one")
@@ -82,14 +82,14 @@ def test_anyone_makes_the_same_dump_anywhere(
             key = f"{host.name}/{name}"
             bucket.put_object(Bucket=stores.BUCKET, Key=key, Body=data)
     # From the store into the store, copied by the store.
-    there = merge_dumps([f"{BUCKET}/a", f"{BUCKET}/b"], f"{BUCKET}/out", 2)
-    assert (there.ranks, there.records, there.missing_count) == (4, 9, 1201)
-    made, shown = objects(f"{BUCKET}/out"), str(tmp_path).encode()
-    assert made.keys() == expected.keys()
+    stored_merge = merge_dumps([f"{BUCKET}/a", f"{BUCKET}/b"], f"{BUCKET}/out", 2)
+    assert (stored_merge.ranks, stored_merge.records, stored_merge.missing_count) == (4, 9, 1201)
+    stored_objects, folder_bytes = objects(f"{BUCKET}/out"), str(tmp_path).encode()
+    assert stored_objects.keys() == expected.keys()
     digest = re.compile(rb'"digest": ?"[0-9a-f]+"')  # of lines that name the folder
     for name, data in expected.items():
-        there_data = digest.sub(b"", data.replace(shown, BUCKET.encode()))
-        assert digest.sub(b"", made[name]) == there_data, name
+        there_data = digest.sub(b"", data.replace(folder_bytes, BUCKET.encode()))
+        assert digest.sub(b"", stored_objects[name]) == there_data, name
 
 
 def test_a_rank_of_another_run_is_left_out(tmp_path: Path) -> None:
@@ -105,12 +105,12 @@ def test_a_merge_in_and_out_of_a_store(tmp_path: Path, memory: Any) -> None:
               phase="pre", component="linear")  # fmt: skip
     merge_dumps([tmp_path / "known"], "memory://bucket/out")
     merge_dumps(["memory://bucket/out"], tmp_path / "back")
-    here, there = Dump.open(tmp_path / "back"), Dump.open("memory://bucket/out")
-    assert list(here.records()) == list(there.records())
-    assert [here.tensor(each)[0, 0] for each in here.records()] == [0, 1]
-    assert list(problems(here)) == list(problems(there)) == []
-    again = [merge_dumps([tmp_path / "known"], tmp_path / name) for name in "xy"]
-    assert again[0] == again[1]
+    local_dump, stored_dump = Dump.open(tmp_path / "back"), Dump.open("memory://bucket/out")
+    assert list(local_dump.records()) == list(stored_dump.records())
+    assert [local_dump.tensor(entry)[0, 0] for entry in local_dump.records()] == [0, 1]
+    assert list(problems(local_dump)) == list(problems(stored_dump)) == []
+    repeated = [merge_dumps([tmp_path / "known"], tmp_path / name) for name in "xy"]
+    assert repeated[0] == repeated[1]
     first, second = tree(tmp_path / "x"), tree(tmp_path / "y")
     assert first == second
     assert not [name for name in memory.store if ".qgate" in name or "converted" in name]
@@ -140,10 +140,10 @@ def test_a_rank_that_kills_its_workers_is_named(
     lost = Failure("its process ended twice: killed, or out of memory")
     monkeypatch.setattr(merges, "merged", lambda *_, **__: Outcome(failed={1: lost, 2: lost}))
     assert main(["dumps", "merge", *map(str, hosts), "--output", str(tmp_path / "out")]) == 2
-    told = capsys.readouterr().err
-    assert "rank 1 was not put together: its process ended twice" in told
-    assert "nor were 1 others" in told
-    assert f"Nothing was written to {str(tmp_path / 'out')!r}" in told
+    error_text = capsys.readouterr().err
+    assert "rank 1 was not put together: its process ended twice" in error_text
+    assert "nor were 1 others" in error_text
+    assert f"Nothing was written to {str(tmp_path / 'out')!r}" in error_text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 

@@ -185,17 +185,17 @@ def test_patterns_expand_in_order_without_repeats(folder: Path) -> None:
 
 
 def test_a_file_is_asked_once_whether_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    paths: list[str] = []
     real = tensor_files._exists
 
     def exists(path: Path) -> bool:
-        asked.append(str(path))
+        paths.append(str(path))
         return real(path)
 
     monkeypatch.setattr(tensor_files, "_exists", exists)
     torch.save(X, "x.pt")
     assert names("x.pt") == [("x", None, [3, 4])]
-    assert asked == ["x.pt"]
+    assert paths == ["x.pt"]
     for spec in ("missing.pt", "missing-*.pt"):
         with pytest.raises(QgateError, match=r"there is no file|no \.pt"):
             tensor_files.check_file(spec)

@@ -104,13 +104,13 @@ def test_a_name_says_what_it_was_made_of(made: TensorFileName) -> None:
     ],
 )
 def test_names_of_all_generations(name: str, said: tuple[Any, ...]) -> None:
-    found = parse(name)
-    assert found is not None
+    parsed = parse(name)
+    assert parsed is not None
     assert said == (
-        found.generation, found.layer_type, found.layer, found.phase, found.quant_type, found.name,
-        found.counter,
+        parsed.generation, parsed.layer_type, parsed.layer, parsed.phase, parsed.quant_type, parsed.name,
+        parsed.counter,
     )  # fmt: skip
-    assert found.file_name() == name
+    assert parsed.file_name() == name
 
 
 def test_numbers_of_a_name_may_be_short() -> None:
@@ -158,25 +158,25 @@ def test_every_generation_is_read(
     parts = GENERATIONS[generation]
     path = known(tmp_path, X, zipped=zipped, metadata=metadata, **parts)
     dump = Dump.open(tmp_path)
-    (found,) = dump.records()
+    (entry,) = dump.records()
     assert dump.skipped == []
-    assert (found.layer_type, found.layer, found.operation) == ("linear", 0, "forward")
-    assert (found.phase, found.component, found.name) == ("pre", "linear", "input")
-    assert (found.quant_type, found.shape, found.dtype) == ("mxfp8", (3, 4), "bfloat16")
-    assert found.rank == parts.get("rank", 0)
-    assert found.iteration == parts.get("iteration")
-    assert found.sample == parts.get("sample")
-    assert found.stats == {"min": 0.0}, "NaN is no statistic"
-    assert found.extra["generation"] == generation
-    assert torch.equal(dump.tensor(found), X)
-    assert dump.shard(found) == path
-    assert dump.world_size == found.rank + 1
+    assert (entry.layer_type, entry.layer, entry.operation) == ("linear", 0, "forward")
+    assert (entry.phase, entry.component, entry.name) == ("pre", "linear", "input")
+    assert (entry.quant_type, entry.shape, entry.dtype) == ("mxfp8", (3, 4), "bfloat16")
+    assert entry.rank == parts.get("rank", 0)
+    assert entry.iteration == parts.get("iteration")
+    assert entry.sample == parts.get("sample")
+    assert entry.stats == {"min": 0.0}, "NaN is no statistic"
+    assert entry.extra["generation"] == generation
+    assert torch.equal(dump.tensor(entry), X)
+    assert dump.shard(entry) == path
+    assert dump.world_size == entry.rank + 1
     assert list(problems(dump)) == []
     assert dump.notes() == []
 
 
 def test_metadata_count_more_than_the_name_where_they_make_sense(tmp_path: Path) -> None:
-    told = {
+    metadata = {
         "layer_type": "attention",
         "operation": "sideways",
         "quant_type": "hifp8",
@@ -188,17 +188,17 @@ def test_metadata_count_more_than_the_name_where_they_make_sense(tmp_path: Path)
         "softmax_scale": 0.125,
         "attention_mask_shape": (1, 2),
     }
-    known(tmp_path, X, metadata=told, **GENERATIONS[3])
-    (found,) = Dump.open(tmp_path).records()
-    assert (found.layer_type, found.quant_type, found.name) == (
+    known(tmp_path, X, metadata=metadata, **GENERATIONS[3])
+    (entry,) = Dump.open(tmp_path).records()
+    assert (entry.layer_type, entry.quant_type, entry.name) == (
         "attention",
         "hifp8",
         "attention_weights",
     )
-    assert (found.operation, found.layer, found.phase, found.rank) == ("forward", 0, "pre", 2)
-    assert found.iteration == 5
-    assert found.extra["softmax_scale"] == 0.125
-    assert found.extra["attention_mask_shape"] == [1, 2]
+    assert (entry.operation, entry.layer, entry.phase, entry.rank) == ("forward", 0, "pre", 2)
+    assert entry.iteration == 5
+    assert entry.extra["softmax_scale"] == 0.125
+    assert entry.extra["attention_mask_shape"] == [1, 2]
 
 
 def test_gradients_get_their_names_and_keep_those_they_had(tmp_path: Path) -> None:
@@ -210,20 +210,35 @@ def test_gradients_get_their_names_and_keep_those_they_had(tmp_path: Path) -> No
             counter=counter, iteration=0, rank=0,
         )  # fmt: skip
     known(tmp_path, X, operation="backward", name="output", counter=9)
-    found = list(Dump.open(tmp_path).records())
-    assert [each.name for each in found] == ["grad_output", "weight", "grad_input", "grad_input"]
-    assert [each.extra.get("known_name") for each in found] == ["input", None, "output", "output"]
-    assert found[3].phase == "post"
-    assert found[3].extra["phase"] == "not told"
+    records = list(Dump.open(tmp_path).records())
+    assert [entry.name for entry in records] == [
+        "grad_output",
+        "weight",
+        "grad_input",
+        "grad_input",
+    ]
+    assert [named_entry.extra.get("known_name") for named_entry in records] == [
+        "input",
+        None,
+        "output",
+        "output",
+    ]
+    assert records[3].phase == "post"
+    assert records[3].extra["phase"] == "not told"
 
 
 def test_order_is_by_time_and_counter_and_calls_are_counted(tmp_path: Path) -> None:
     for counter in (10_001, 9_999, 10_000):
         known(tmp_path, X + counter, counter=counter, layer=None)
     known(tmp_path, X, counter=1, timestamp="20250908_092157", layer=None)
-    found = list(Dump.open(tmp_path).records())
-    assert [each.extra["counter"] for each in found] == [9_999, 10_000, 10_001, 1]
-    assert [(each.order, each.call) for each in found] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    records = list(Dump.open(tmp_path).records())
+    assert [entry.extra["counter"] for entry in records] == [9_999, 10_000, 10_001, 1]
+    assert [(ordered_entry.order, ordered_entry.call) for ordered_entry in records] == [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+        (3, 3),
+    ]
 
 
 class Evil:
@@ -260,9 +275,9 @@ def test_what_is_skipped_is_listed(zipped: bool, tmp_path: Path) -> None:
     (folder / "inner").mkdir()
     shutil.copyfile(good, folder / "inner" / good.name)
     dump = Dump.open(folder)
-    (found,) = dump.records()
-    assert dump.shard(found) == good
-    said = {text.split(": ")[0]: text for text in dump.skipped}
+    (entry,) = dump.records()
+    assert dump.shard(entry) == good
+    reasons = {text.split(": ")[0]: text for text in dump.skipped}
     assert len(dump.skipped) == 9
     for path, words in {
         name(2).name: "it is torn or no .pt file",
@@ -275,7 +290,7 @@ def test_what_is_skipped_is_listed(zipped: bool, tmp_path: Path) -> None:
         f"copy of {good.name}": f"a duplicate of {good.name}",
         "inner": "a folder of its own",
     }.items():
-        assert words in said[path]
+        assert words in reasons[path]
     assert not canary.exists()
     assert len(list(problems(dump))) == 2
     assert len(dump.notes()) == 9
@@ -316,8 +331,8 @@ def test_tensors_without_metadata_are_read_by_the_name_of_the_file(
 def test_a_file_with_metadata_needs_no_name_of_theirs(tmp_path: Path) -> None:
     path = known(tmp_path, X, **GENERATIONS[3])
     path.rename(tmp_path / "renamed.pt")
-    (found,) = Dump.open(tmp_path).records()
-    assert (found.rank, found.iteration, found.name) == (2, 1, "input")
+    (entry,) = Dump.open(tmp_path).records()
+    assert (entry.rank, entry.iteration, entry.name) == (2, 1, "input")
     torch.save({"tensor": X, "metadata": {"rank": 3}}, tmp_path / "less.pt")
     assert "less.pt: its metadata have no operation" in Dump.open(tmp_path).skipped
 
@@ -325,21 +340,21 @@ def test_a_file_with_metadata_needs_no_name_of_theirs(tmp_path: Path) -> None:
 def test_files_that_change_after_the_listing(tmp_path: Path) -> None:
     path = known(tmp_path, X, counter=1)
     dump = Dump.open(tmp_path)
-    (found,) = dump.records()
+    (entry,) = dump.records()
     with pytest.raises(QgateError, match="no counts were kept"):
-        dump.counts(found)
+        dump.counts(entry)
     torch.save({"tensor": X[0], "metadata": {}}, path)
     with pytest.raises(QgateError, match="has been changed"):
-        dump.tensor(found)
+        dump.tensor(entry)
     path.write_bytes(b"")
     with pytest.raises(QgateError, match="cannot be read: it is empty"):
-        dump.tensor(found)
+        dump.tensor(entry)
     path.unlink()
     with pytest.raises(QgateError, match="cannot be read"):
-        dump.tensor(found)
-    assert found.tensor is not None
+        dump.tensor(entry)
+    assert entry.tensor is not None
     with pytest.raises(QgateError, match="not kept"):
-        dump.tensor(replace(found, tensor=replace(found.tensor, file="../x.pt")))
+        dump.tensor(replace(entry, tensor=replace(entry.tensor, file="../x.pt")))
 
 
 def test_the_same_moment_twice_is_a_duplicate(tmp_path: Path) -> None:
@@ -362,5 +377,5 @@ def test_why_a_file_cannot_be_read_is_said_and_not_what_torch_advises(tmp_path: 
     """Seen with a plain pickle under their name: a cut sentence about a default of PyTorch 2.6."""
     path = known(tmp_path, X, **GENERATIONS[3])
     path.write_bytes(pickle.dumps({"a": Path}))
-    (said,) = Dump.open(tmp_path).skipped
-    assert "it is torn or no .pt file (Unsupported operand 149)" in said
+    (reason,) = Dump.open(tmp_path).skipped
+    assert "it is torn or no .pt file (Unsupported operand 149)" in reason

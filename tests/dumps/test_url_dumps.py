@@ -34,13 +34,19 @@ COUNTS = {"patterns": np.arange(5, dtype=np.uint16), "counts": np.arange(5) * 10
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three ranks with several shards, every way to store values, and the last one cut off."""
-    made = tmp_path_factory.mktemp("dumps") / "run"
+    run_folder = tmp_path_factory.mktemp("dumps") / "run"
     for rank in range(3):
-        writer = DumpWriter(made, rank=rank, world_size=3, header={"model": "m"}, shard_bytes=3000)
+        writer = DumpWriter(
+            run_folder, rank=rank, world_size=3, header={"model": "m"}, shard_bytes=3000
+        )
         for order in range(6):
             values = torch.arange(300.0).reshape(3, 100) + 1000 * rank + order
-            told = record(order, rank=rank, world_size=3, module=f"layers.{order}", layer=order)
-            writer.add(told, values if order else values.bfloat16(), COUNTS if order == 3 else None)
+            new_record = record(
+                order, rank=rank, world_size=3, module=f"layers.{order}", layer=order
+            )
+            writer.add(
+                new_record, values if order else values.bfloat16(), COUNTS if order == 3 else None
+            )
         raw = torch.ones(2, 3).to(torch.float8_e4m3fnuz)
         writer.add(record(6, rank=rank, world_size=3), raw)
         writer.add(record(7, rank=rank, world_size=3, stats={"amax": 2.0}))
@@ -48,10 +54,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if rank < 2:
             writer.close(["a tensor"] if rank else ())
         else:
-            with (made / "rank00002" / "index.jsonl").open("ab") as file:
+            with (run_folder / "rank00002" / "index.jsonl").open("ab") as file:
                 file.write(b'{"order": 99, "torn')
             writer._files.close()
-    return made
+    return run_folder
 
 
 def put(place: Any, folder: Path) -> str:
@@ -86,32 +92,36 @@ def got(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 def test_a_dump_by_url_says_what_a_folder_says(url: str, folder: Path) -> None:
-    here, there = Dump.open(folder), Dump.open(url)
-    assert (there.ranks, there.header, there.world_size) == (here.ranks, here.header, 3)
-    assert list(there.records()) == list(here.records())
-    assert list(there.records(rank=[1, 2], name="in*", layer=3)) == list(
-        here.records(rank=[1, 2], layer=3)
+    local_dump, stored_dump = Dump.open(folder), Dump.open(url)
+    assert (stored_dump.ranks, stored_dump.header, stored_dump.world_size) == (
+        local_dump.ranks,
+        local_dump.header,
+        3,
     )
-    for each in here.records():
-        if each.tensor is not None:
-            read, wanted = there.tensor(each), here.tensor(each)
-            assert (read.dtype, read.shape) == (wanted.dtype, wanted.shape)
-            assert torch.equal(read.view(torch.uint8), wanted.view(torch.uint8))
-            part = there.beginning(each, 4)
-            assert torch.equal(part.view(torch.uint8), wanted.flatten()[:4].view(torch.uint8))
-        if each.counts is not None:
-            found = there.counts(each)
-            assert {name: array.tolist() for name, array in found.items()} == {
+    assert list(stored_dump.records()) == list(local_dump.records())
+    assert list(stored_dump.records(rank=[1, 2], name="in*", layer=3)) == list(
+        local_dump.records(rank=[1, 2], layer=3)
+    )
+    for entry in local_dump.records():
+        if entry.tensor is not None:
+            read, local_tensor = stored_dump.tensor(entry), local_dump.tensor(entry)
+            assert (read.dtype, read.shape) == (local_tensor.dtype, local_tensor.shape)
+            assert torch.equal(read.view(torch.uint8), local_tensor.view(torch.uint8))
+            part = stored_dump.beginning(entry, 4)
+            assert torch.equal(part.view(torch.uint8), local_tensor.flatten()[:4].view(torch.uint8))
+        if entry.counts is not None:
+            stored_counts = stored_dump.counts(entry)
+            assert {name: array.tolist() for name, array in stored_counts.items()} == {
                 name: array.tolist() for name, array in COUNTS.items()
             }
-    assert [note.replace(url, str(folder)) for note in there.notes()] == here.notes()
-    assert [state.state for state in there.states] == [
+    assert [note.replace(url, str(folder)) for note in stored_dump.notes()] == local_dump.notes()
+    assert [state.state for state in stored_dump.states] == [
         "complete",
         "incomplete",
         "running or killed",
     ]
-    assert list(problems(there)) == []
-    assert unnamed(there) == []
+    assert list(problems(stored_dump)) == []
+    assert unnamed(stored_dump) == []
 
 
 @pytest.mark.usefixtures("bucket")
@@ -124,16 +134,18 @@ def test_only_the_bytes_of_a_record_are_read(tmp_path: Path, got: Any) -> None:
     index = (tmp_path / "rank00000" / "index.jsonl").stat().st_size
     shard = "run/rank00000/tensors-000000.safetensors"
     dump = Dump.open(url)
-    told = list(dump.records())
+    records = list(dump.records())
     assert len(list(dump.records(rank=0))) == many
     assert dump.state(0).state == "complete"
-    assert [each for each in got if each[0].endswith("l")] == [("run/rank00000/index.jsonl", index)]
+    assert [request for request in got if request[0].endswith("l")] == [
+        ("run/rank00000/index.jsonl", index)
+    ]
     got.clear()
-    assert dump.tensor(told[20])[0] == 20
+    assert dump.tensor(records[20])[0] == 20
     assert got == [(shard, HEADER), (shard, size)]
     got.clear()
-    assert dump.tensor(told[10])[0] == 10
-    assert dump.beginning(told[40], 7).tolist() == [40.0] * 7
+    assert dump.tensor(records[10])[0] == 10
+    assert dump.beginning(records[40], 7).tolist() == [40.0] * 7
     assert got == [(shard, size), (shard, 28)]
     got.clear()
     assert list(problems(dump)) == []
@@ -148,8 +160,8 @@ def test_a_sweep_of_one_tensor_does_not_read_the_shard(bucket: Any, got: Any) ->
 
     body = save({f"layer.{i}": torch.full((25_000,), float(i)) for i in range(30)})
     bucket.put_object(Bucket=stores.BUCKET, Key="w.safetensors", Body=body)
-    (found,) = read_tensors(f"{BUCKET}/w.safetensors:layer.7")
-    assert found.tensor[0] == 7
+    (layer_tensor,) = read_tensors(f"{BUCKET}/w.safetensors:layer.7")
+    assert layer_tensor.tensor[0] == 7
     assert sum(bytes_read for _, bytes_read in got) == (1 << 16) + 100_000
 
 
@@ -161,24 +173,24 @@ def test_a_dump_that_grows_is_followed(tmp_path: Path) -> None:
     assert follower.poll() == []
     for order in range(3):
         writer.add(record(order), torch.ones(3) * order)
-        assert [each.order for each in follower.poll()] == ([order - 1] if order else [])
+        assert [followed.order for followed in follower.poll()] == ([order - 1] if order else [])
         writer.flush()
     opened = Dump.open("memory://bucket/run")
     assert len(list(opened.records())) == 3
     writer.add(record(3), torch.ones(3) * 3)
     writer.close()
-    assert [each.order for each in follower.poll()] == [2, 3]
+    assert [entry.order for entry in follower.poll()] == [2, 3]
     assert follower.ended
     assert len(list(opened.records())) == 3, "it is what there was at first"
-    place = location_of("memory://bucket/known")
+    location = location_of("memory://bucket/known")
     path = known(tmp_path, torch.ones(3), counter=1)
-    follower = Follower(place)
-    target = place / path.name
+    follower = Follower(location)
+    target = location / path.name
     target.fs.pipe_file(target.path, path.read_bytes()[:100])
     assert follower.poll() == []
     assert "torn" in follower.unreadable[0]
     target.fs.pipe_file(target.path, path.read_bytes())
-    assert [each.counter for each in map(_Extra, follower.poll())] == [1]
+    assert [extra_entry.counter for extra_entry in map(_Extra, follower.poll())] == [1]
 
 
 class _Extra:
@@ -197,19 +209,19 @@ def test_folders_of_the_known_collector(tmp_path: Path) -> None:
     (tmp_path / "code.pkl").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     (tmp_path / "inner").mkdir()
     known(tmp_path / "inner", torch.ones(3), counter=9)
-    here = Dump.open(tmp_path)
-    there = Dump.open(put(location_of("memory://bucket/known"), tmp_path))
-    assert there.skipped == here.skipped
-    assert len(there.skipped) == 6
-    assert there.damaged == here.damaged
-    told = [
+    local_dump = Dump.open(tmp_path)
+    stored_dump = Dump.open(put(location_of("memory://bucket/known"), tmp_path))
+    assert stored_dump.skipped == local_dump.skipped
+    assert len(stored_dump.skipped) == 6
+    assert stored_dump.damaged == local_dump.damaged
+    records_by_place = [
         # What has one time and counter is in the order in which it came there.
-        {each.tensor: replace(each, order=0, call=0) for each in dump.records()}
-        for dump in (here, there)
+        {entry.tensor: replace(entry, order=0, call=0) for entry in dump.records()}
+        for dump in (local_dump, stored_dump)
     ]
-    assert told[0] == told[1]
-    for each in there.records():
-        assert torch.equal(there.tensor(each), here.tensor(each))
+    assert records_by_place[0] == records_by_place[1]
+    for stored_entry in stored_dump.records():
+        assert torch.equal(stored_dump.tensor(stored_entry), local_dump.tensor(stored_entry))
 
 
 @proof
@@ -217,27 +229,27 @@ def test_every_verb_says_of_a_url_what_it_says_of_a_folder(
     url: str, folder: Path, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    here = str(folder)
+    folder_path = str(folder)
     for argv, status in (
         (("dumps", "ls", "DIR", "--where", "layer=3"), 0),
         (("dumps", "ls", "DIR", "--json"), 0),
         (("dumps", "info", "DIR"), 0),
         (("dumps", "verify", "DIR"), 0),
-        (("dumps", "compare", "DIR", here, "--relative-mse", "0"), 0),
+        (("dumps", "compare", "DIR", folder_path, "--relative-mse", "0"), 0),
         (("dumps", "watch", "DIR", "--expect", "24"), 0),
         (("dumps", "export", "DIR", "--output", "OUT"), 0),
         (("dumps", "draw", "DIR", "--no-plots", "--output-dir", "OUT"), 0),
     ):
-        said = []
-        for place, out in ((here, "h"), (url, "u")):
-            asked = [place if each == "DIR" else each for each in argv]
-            asked = [f"{out}{argv[1]}" if each == "OUT" else each for each in asked]
-            assert main(asked) == status
-            told = capsys.readouterr().out.replace(place, "DIR").replace(here, "DIR")
-            said.append(told.replace(f"{out}{argv[1]}", "OUT"))
-        assert said[0] == said[1], argv
-    drawn = [json.loads(Path(f"{side}draw", "analysis.json").read_text()) for side in "hu"]
-    assert drawn[0]["tensors"] == drawn[1]["tensors"]
+        outputs = []
+        for location, out in ((folder_path, "h"), (url, "u")):
+            arguments = [location if argument == "DIR" else argument for argument in argv]
+            arguments = [f"{out}{argv[1]}" if word == "OUT" else word for word in arguments]
+            assert main(arguments) == status
+            output = capsys.readouterr().out.replace(location, "DIR").replace(folder_path, "DIR")
+            outputs.append(output.replace(f"{out}{argv[1]}", "OUT"))
+        assert outputs[0] == outputs[1], argv
+    analyses = [json.loads(Path(f"{side}draw", "analysis.json").read_text()) for side in "hu"]
+    assert analyses[0]["tensors"] == analyses[1]["tensors"]
     exported = [{p.name: torch.load(p) for p in Path(f"{side}export").iterdir()} for side in "hu"]
     assert exported[0].keys() == exported[1].keys()
     assert main(["dumps", "export", url, "--output", "memory://bucket/flat"]) == 0
@@ -356,11 +368,11 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Closed) as made:
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        stores.log_in(f"http://127.0.0.1:{made.server_address[1]}", monkeypatch)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Closed) as http_server:
+        threading.Thread(target=http_server.serve_forever, daemon=True).start()
+        stores.log_in(f"http://127.0.0.1:{http_server.server_address[1]}", monkeypatch)
         yield
-        made.shutdown()
+        http_server.shutdown()
 
 
 @pytest.mark.usefixtures("closed")
@@ -373,8 +385,10 @@ def test_a_store_that_lets_nobody_in(tmp_path: Path) -> None:
 
 
 def test_a_store_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as made:
-        address = f"http://127.0.0.1:{made.server_address[1]}"
+    with http.server.HTTPServer(
+        ("127.0.0.1", 0), http.server.BaseHTTPRequestHandler
+    ) as http_server:
+        address = f"http://127.0.0.1:{http_server.server_address[1]}"
     stores.log_in(address, monkeypatch)
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")

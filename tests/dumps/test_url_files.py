@@ -54,11 +54,11 @@ def test_every_kind_of_file_by_url():
     put("b.pt", file.getvalue())
     put("c.npy", numpy_bytes(np.save, x.numpy()))
     put("d.npz", numpy_bytes(np.savez, first=x.numpy(), second=x.numpy() + 1))
-    found = {stored.key: stored for stored in read_tensors(f"{ROOT}/a.safetensors")}
+    by_key = {stored.key: stored for stored in read_tensors(f"{ROOT}/a.safetensors")}
     for name, tensor in tensors().items():
-        assert found[name].tensor.dtype == tensor.dtype
-        assert torch.equal(found[name].tensor.float(), tensor.float())
-    assert found["t0"].name == "a.t0"
+        assert by_key[name].tensor.dtype == tensor.dtype
+        assert torch.equal(by_key[name].tensor.float(), tensor.float())
+    assert by_key["t0"].name == "a.t0"
     assert [s.key for s in read_tensors(f"{ROOT}/b.pt")] == ["x", "deep.y"]
     assert torch.equal(next(read_tensors(f"{ROOT}/c.npy")).tensor, x)
     (second,) = read_tensors(f"{ROOT}/d.npz:second")
@@ -78,9 +78,9 @@ def test_a_head_that_lists_too_many_tensors_is_refused_before_it_is_parsed(
     path = tmp_path / "many.safetensors"
     path.write_bytes(save(tensors()))
     sentence = f"it lists {len(DTYPES)} tensors, and {len(DTYPES) - 1} are read; save fewer in it"
-    for place in (url, str(path)):
+    for source in (url, str(path)):
         with pytest.raises(QgateError, match=f"many.safetensors': {sentence}"):
-            list(read_tensors(place))
+            list(read_tensors(source))
     assert main(["checkpoint", str(path)]) == 2
     assert sentence in capsys.readouterr().err
 
@@ -92,8 +92,8 @@ def test_one_tensor_of_a_shard_is_read_and_not_the_shard(monkeypatch):
     memory = fsspec.implementations.memory.MemoryFile
     real = memory.read
     monkeypatch.setattr(memory, "read", lambda self, *n: read.append(real(self, *n)) or read[-1])
-    (found,) = read_tensors(f"{url}:layer.7")
-    assert torch.equal(found.tensor, many["layer.7"])
+    (layer_tensor,) = read_tensors(f"{url}:layer.7")
+    assert torch.equal(layer_tensor.tensor, many["layer.7"])
     assert sum(map(len, read)) < 4000 + 6000
 
 

@@ -40,32 +40,32 @@ def names(memory: Any) -> list[str]:
 
 def values(dump: Dump) -> list[Any]:
     return [
-        (each.rank, each.order, dump.tensor(each).tolist())
-        for each in dump.records()
-        if each.tensor
+        (entry.rank, entry.order, dump.tensor(entry).tolist())
+        for entry in dump.records()
+        if entry.tensor
     ]
 
 
 def test_the_objects_are_the_files_of_a_folder(memory: Any, tmp_path: Path) -> None:
-    for place in (URL, tmp_path):
+    for target in (URL, tmp_path):
         for rank in range(2):
-            write(place, [X + rank, X, X + 2], rank=rank, world_size=2, shard_bytes=40)
+            write(target, [X + rank, X, X + 2], rank=rank, world_size=2, shard_bytes=40)
     home = "rank00000"
     assert names(memory)[:5] == ["dump.json", *(f"{home}/index-00000{i}.jsonl" for i in range(4))]
     shards = [name for name in names(memory) if name.endswith(".safetensors")]
     assert shards == [p.relative_to(tmp_path).as_posix() for p in sorted(tmp_path.rglob("*.s*"))]
     for name in shards:
         assert memory.cat(f"{HOME}/{name}") == (tmp_path / name).read_bytes()
-    here, there = Dump.open(tmp_path), Dump.open(URL)
-    assert list(here.records()) == list(there.records())
-    assert [state.state for state in there.states] == ["complete"] * 2
+    local_dump, stored_dump = Dump.open(tmp_path), Dump.open(URL)
+    assert list(local_dump.records()) == list(stored_dump.records())
+    assert [state.state for state in stored_dump.states] == ["complete"] * 2
     # Copied to this machine as it is, it reads the same and is appended to after a merge.
     for name in names(memory):
         path = tmp_path / "copied" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(memory.cat(f"{HOME}/{name}"))
     copied = Dump.open(tmp_path / "copied")
-    assert values(copied) == values(here)
+    assert values(copied) == values(local_dump)
     assert copied.notes() == []
     with pytest.raises(QgateError, match="has its index in parts, as from a store"):
         DumpWriter(tmp_path / "copied", world_size=2, existing="append")
@@ -76,20 +76,20 @@ def test_the_objects_are_the_files_of_a_folder(memory: Any, tmp_path: Path) -> N
 
 def test_refuse_append_overwrite(memory: Any) -> None:
     write(URL, [X], world_size=2, header={"model": "m"})
-    told = {"world_size": 2, "header": {"model": "m"}}
+    settings = {"world_size": 2, "header": {"model": "m"}}
     with pytest.raises(QgateError, match="holds tensors of rank 0 already"):
-        DumpWriter(URL, **told)
+        DumpWriter(URL, **settings)
     with pytest.raises(QgateError, match=r"'memory://bucket/run' is a dump with other settings"):
         DumpWriter(URL, rank=1, world_size=2, header={"model": "other"})
     with pytest.raises(QgateError, match="is a file; a dump is a folder"):
         DumpWriter(f"{URL}/dump.json")
     with pytest.raises(QgateError, match=r"is not empty and no dump .it has run"):
         DumpWriter("memory://bucket")
-    (again,) = write(URL, [X], start=1, existing="append", **told)
-    assert again.tensor is not None
-    assert again.tensor.key == "0", "what was stored is not stored again"
+    (appended,) = write(URL, [X], start=1, existing="append", **settings)
+    assert appended.tensor is not None
+    assert appended.tensor.key == "0", "what was stored is not stored again"
     dump = Dump.open(URL)
-    assert [each.order for each in dump.records()] == [0, 1]
+    assert [entry.order for entry in dump.records()] == [0, 1]
     assert dump.state(0).state == "complete"
     write(URL, [X + 5], existing="overwrite", header={"model": "new"})
     dump = Dump.open(URL)
@@ -142,7 +142,7 @@ def test_a_store_that_fails_in_the_middle(
 
     for method in ("pipe_file", "put_file"):
         monkeypatch.setattr(type(memory), method, failing(getattr(type(memory), method)))
-    said = []
+    errors = []
     if broken < 2:
         with pytest.raises(OSError, match="the store is on fire"):
             DumpWriter(URL, shard_bytes=40)
@@ -152,13 +152,13 @@ def test_a_store_that_fails_in_the_middle(
             try:
                 writer.add(record(order), X + order)
             except QgateError as error:
-                said.append(str(error))
+                errors.append(str(error))
         try:
             writer.close(["one that came later"])
         except QgateError as error:
-            said.append(str(error))
-        assert len(said) == 1
-        assert "cannot be written: the store is on fire" in said[0]
+            errors.append(str(error))
+        assert len(errors) == 1
+        assert "cannot be written: the store is on fire" in errors[0]
     whole = max(0, broken - 2) // 2
     if broken:
         dump = Dump.open(URL)
@@ -241,20 +241,20 @@ def test_what_is_collected_into_a_bucket_is_what_is_collected_into_a_folder(
     bucket: Any, tmp_path: Path
 ) -> None:
     url = f"s3://{stores.BUCKET}/run"
-    for place in (url, tmp_path / "run"):
-        train_into(place)
-    here, there = Dump.open(tmp_path / "run"), Dump.open(url)
-    told = list(there.records())
-    assert len(told) > 60
-    assert told == list(here.records())
-    assert list(problems(there)) == []
-    assert there.notes() == here.notes() == []
+    for target in (url, tmp_path / "run"):
+        train_into(target)
+    local_dump, stored_dump = Dump.open(tmp_path / "run"), Dump.open(url)
+    records = list(stored_dump.records())
+    assert len(records) > 60
+    assert records == list(local_dump.records())
+    assert list(problems(stored_dump)) == []
+    assert stored_dump.notes() == local_dump.notes() == []
     assert not [name for name in stores.keys(bucket) if "probe" in name]
     with pytest.raises(QgateError, match="holds tensors of rank 0 already"):
         train_into(url)
-    for each in told[:20]:
-        if each.counts is not None:
-            mine, other = here.counts(each), there.counts(each)
+    for entry in records[:20]:
+        if entry.counts is not None:
+            mine, other = local_dump.counts(entry), stored_dump.counts(entry)
             assert all(np.array_equal(mine[name], other[name]) for name in mine)
 
 
@@ -287,7 +287,7 @@ def test_training_goes_on_when_the_store_fails(
     assert losses == right
     dump = Dump.open(URL)
     assert dump.state(0).state == "incomplete"
-    assert {each.iteration for each in dump.records()} == {0, 1}
+    assert {entry.iteration for entry in dump.records()} == {0, 1}
     assert list(problems(dump)) == []
 
 
@@ -351,13 +351,13 @@ def test_a_killed_run_leaves_what_had_been_put() -> None:
     assert done.returncode == -signal.SIGKILL
     dump = Dump.open(url)
     assert dump.state(0).state == "running or killed"
-    assert {each.iteration for each in dump.records()} == {0, 1}
+    assert {entry.iteration for entry in dump.records()} == {0, 1}
     assert list(problems(dump)) == []
-    (left,) = unnamed(dump)
-    assert left.startswith(f"{url}/rank00000/tensors-")
+    (shard_url,) = unnamed(dump)
+    assert shard_url.startswith(f"{url}/rank00000/tensors-")
     train_into(url, first_iteration=9, existing="append")
     dump = Dump.open(url)
-    assert {each.iteration for each in dump.records()} == {0, 1, 9}
+    assert {later_entry.iteration for later_entry in dump.records()} == {0, 1, 9}
     assert (dump.state(0).state, dump.state(0).cut_off) == ("complete", 1)
     assert list(problems(dump)) == []
-    assert location_of(left).exists()
+    assert location_of(shard_url).exists()

@@ -94,8 +94,12 @@ def test_a_dump_holds_the_records_of_few_ranks(folder, monkeypatch):
         assert list(dump.records()) == whole
         assert list(dump.records(rank=0)) == whole[:7]
         assert [state.records for state in dump.states] == [7, 7, 7]
-        held = [len(each.records) for each in dump._indexes.values() if each.records is not None]
-        assert held == [7]
+        record_counts = [
+            len(rank_index.records)
+            for rank_index in dump._indexes.values()
+            if rank_index.records is not None
+        ]
+        assert record_counts == [7]
 
 
 def test_an_edited_description_is_found(folder):

@@ -47,12 +47,14 @@ def test_every_dtype_and_shape_comes_back(
     tensor = torch.arange(float(np.prod(shape))).reshape(shape).to(dtype)
     write(tmp_path, [torch.ones(3, dtype=torch.uint8), tensor])
     dump = Dump.open(tmp_path)
-    found = list(dump.records())[1]
-    read = dump.tensor(found)
-    assert (found.shape, found.dtype) == (shape, str(dtype).removeprefix("torch."))
+    entry = list(dump.records())[1]
+    read = dump.tensor(entry)
+    assert (entry.shape, entry.dtype) == (shape, str(dtype).removeprefix("torch."))
     assert (read.dtype, tuple(read.shape)) == (dtype, shape)
-    flat, wanted = (each.contiguous().reshape(-1).view(torch.uint8) for each in (read, tensor))
-    assert torch.equal(flat, wanted)
+    flat, flat_expected = (
+        values.contiguous().reshape(-1).view(torch.uint8) for values in (read, tensor)
+    )
+    assert torch.equal(flat, flat_expected)
     assert list(problems(dump)) == []
 
 
@@ -61,7 +63,7 @@ def test_a_view_does_not_bring_its_storage(tmp_path: Path) -> None:
     write(tmp_path, [whole[3], whole[:, 3], whole.t()[2:4, :5]])
     assert sum(path.stat().st_size for path in shards(tmp_path)) < 60_000
     dump = Dump.open(tmp_path)
-    row, column, part = (dump.tensor(each) for each in dump.records())
+    row, column, part = (dump.tensor(entry) for entry in dump.records())
     assert torch.equal(row, whole[3])
     assert torch.equal(column, whole[:, 3])
     assert torch.equal(part, whole.t()[2:4, :5])
@@ -76,7 +78,7 @@ def test_gradients_views_and_memory_that_is_used_again(tmp_path: Path) -> None:
         buffer.fill_(7)
         writer.add(record(2), torch.view_as_complex(torch.ones(2, 2)).conj())
     dump = Dump.open(tmp_path)
-    a, b, c = (dump.tensor(each) for each in dump.records())
+    a, b, c = (dump.tensor(entry) for entry in dump.records())
     assert a.tolist() == [2.0] * 4
     assert b.tolist() == [0.0] * 4
     assert c.tolist() == [1 - 1j] * 2
@@ -84,12 +86,14 @@ def test_gradients_views_and_memory_that_is_used_again(tmp_path: Path) -> None:
 
 def test_identical_tensors_are_stored_once(tmp_path: Path) -> None:
     same = torch.randn(1000)
-    places = [each.tensor for each in write(tmp_path, [same, same.clone(), same.reshape(10, 100)])]
+    places = [
+        entry.tensor for entry in write(tmp_path, [same, same.clone(), same.reshape(10, 100)])
+    ]
     assert places[0] == places[1]
     assert places[0] != places[2]
-    again = write(tmp_path, [same, same.double()], start=3, existing="append")
-    assert again[0].tensor == places[0]
-    assert again[1].tensor != places[0]
+    appended = write(tmp_path, [same, same.double()], start=3, existing="append")
+    assert appended[0].tensor == places[0]
+    assert appended[1].tensor != places[0]
 
 
 def test_a_record_may_share_the_places_of_another(tmp_path: Path) -> None:
@@ -97,8 +101,8 @@ def test_a_record_may_share_the_places_of_another(tmp_path: Path) -> None:
         first = writer.add(record(0), X, {"counts": np.arange(3)})
         writer.add(replace(first, order=1, name="again"))
     dump = Dump.open(tmp_path)
-    assert [dump.tensor(each).tolist() for each in dump.records()] == [X.tolist()] * 2
-    assert [len(dump.counts(each)["counts"]) for each in dump.records()] == [3, 3]
+    assert [dump.tensor(entry).tolist() for entry in dump.records()] == [X.tolist()] * 2
+    assert [len(dump.counts(counted_entry)["counts"]) for counted_entry in dump.records()] == [3, 3]
     assert list(problems(dump)) == []
 
 
@@ -115,20 +119,20 @@ def test_counts_come_back(tmp_path: Path) -> None:
         with pytest.raises(QgateError, match="arrays of numbers"):
             writer.add(record(2), counts={"a": np.array(["x"])})
     dump = Dump.open(tmp_path)
-    for found, shape in zip(dump.records(), [(4, 4), (8,)], strict=True):
-        assert (found.shape, found.dtype, found.tensor) == (shape, "bfloat16", None)
-        read = dump.counts(found)
+    for entry, shape in zip(dump.records(), [(4, 4), (8,)], strict=True):
+        assert (entry.shape, entry.dtype, entry.tensor) == (shape, "bfloat16", None)
+        read = dump.counts(entry)
         assert sorted(read) == sorted(counts)
         for name, array in counts.items():
             assert read[name].dtype == array.dtype
             assert np.array_equal(read[name], array)
     with pytest.raises(QgateError, match="only a summary was kept"):
-        dump.tensor(found)
+        dump.tensor(entry)
     assert list(problems(dump)) == []
 
 
 def test_all_that_a_record_says_comes_back(tmp_path: Path) -> None:
-    made = record(
+    new_record = record(
         10_000,
         module="model.layers/0 \u2028\n ü \ud800",
         name="../../etc/passwd",
@@ -149,8 +153,8 @@ def test_all_that_a_record_says_comes_back(tmp_path: Path) -> None:
         },
     )
     with DumpWriter(tmp_path) as writer:
-        writer.add(made, X)
-    (found,) = Dump.open(tmp_path).records()
+        writer.add(new_record, X)
+    (entry,) = Dump.open(tmp_path).records()
     for name in (
         "order",
         "module",
@@ -161,11 +165,11 @@ def test_all_that_a_record_says_comes_back(tmp_path: Path) -> None:
         "call",
         "sampled",
     ):
-        assert getattr(found, name) == getattr(made, name)
-    assert found.stats["amax"] == 1.5
-    assert np.isnan(found.stats["std"])
-    assert found.stats["max"] == np.inf
-    assert found.extra == {
+        assert getattr(entry, name) == getattr(new_record, name)
+    assert entry.stats["amax"] == 1.5
+    assert np.isnan(entry.stats["std"])
+    assert entry.stats["max"] == np.inf
+    assert entry.extra == {
         "shape": [2],
         "dtype": "bfloat16",
         "number": 0.5,
@@ -190,8 +194,10 @@ def test_order_is_a_number_and_not_a_text(tmp_path: Path) -> None:
         with pytest.raises(QgateError, match="rank 1 was given to rank 0"):
             writer.add(record(6, rank=1, world_size=2), X)
     dump = Dump.open(tmp_path)
-    assert [each.order for each in dump.records()] == sorted(orders)
-    assert [dump.tensor(each)[0].item() for each in dump.records()] == sorted(orders)
+    assert [entry.order for entry in dump.records()] == sorted(orders)
+    assert [dump.tensor(tensor_entry)[0].item() for tensor_entry in dump.records()] == sorted(
+        orders
+    )
 
 
 def test_shards_are_bounded_and_what_is_finished_is_in_the_index(tmp_path: Path) -> None:
@@ -203,7 +209,7 @@ def test_shards_are_bounded_and_what_is_finished_is_in_the_index(tmp_path: Path)
     writer.flush()
     writer.flush()
     dump = Dump.open(tmp_path)
-    assert [dump.tensor(each)[0].item() for each in dump.records()] == list(range(10))
+    assert [dump.tensor(entry)[0].item() for entry in dump.records()] == list(range(10))
     assert dump.state(0).state == "running or killed"
     writer.add(record(10, stats={"amax": 1.0}))
     assert len(list(dump.records())) == 11, "an index that has grown is read again"
@@ -239,7 +245,7 @@ def test_what_has_no_plain_values_is_refused_and_the_rest_goes_on(
         with pytest.raises(QgateError, match="cannot dump a tensor of"):
             writer.add(record(0), tensor)
         writer.add(record(1), X)
-    assert [each.order for each in Dump.open(tmp_path).records()] == [1]
+    assert [entry.order for entry in Dump.open(tmp_path).records()] == [1]
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -286,12 +292,12 @@ def test_ranks_share_a_folder_and_never_a_file(tmp_path: Path) -> None:
     writers = [DumpWriter(tmp_path, rank=r, world_size=3, header={"a": (1,)}) for r in (1, 0)]
     for writer in writers:
         for i in range(3):
-            told = {"rank": writer.rank, "world_size": 3}
-            writer.add(record(i, **told), torch.full((2,), 10.0 * writer.rank + i))
+            fields = {"rank": writer.rank, "world_size": 3}
+            writer.add(record(i, **fields), torch.full((2,), 10.0 * writer.rank + i))
         writer.close()
     dump = Dump.open(tmp_path)
     assert dump.ranks == [0, 1]
-    assert [dump.tensor(each)[0].item() for each in dump.records()] == [0, 1, 2, 10, 11, 12]
+    assert [dump.tensor(entry)[0].item() for entry in dump.records()] == [0, 1, 2, 10, 11, 12]
     assert dump.notes() == ["of 3 ranks these have written nothing: 2"]
     mask = os.umask(0)
     os.umask(mask)
@@ -319,7 +325,7 @@ def test_ranks_may_begin_at_the_same_moment(existing: Any, tmp_path: Path) -> No
     dump = Dump.open(tmp_path)
     assert dump.ranks == list(range(16))
     assert dump.notes() == []
-    assert {dump.tensor(each)[0, 0].item() for each in dump.records()} == {1.0}
+    assert {dump.tensor(entry)[0, 0].item() for entry in dump.records()} == {1.0}
     assert {path.name[:4] for path in tmp_path.iterdir()} == {"dump", "rank"}
 
 
@@ -348,12 +354,12 @@ def test_refuse_append_overwrite(tmp_path: Path) -> None:
         write(tmp_path, [X])
     write(tmp_path, [X + 2], start=2, existing="append")
     dump = Dump.open(tmp_path)
-    assert [dump.tensor(each)[0, 0].item() for each in dump.records()] == [0, 1, 2]
+    assert [dump.tensor(entry)[0, 0].item() for entry in dump.records()] == [0, 1, 2]
     assert dump.state(0).state == "complete"
     (rank0(tmp_path) / "notes.txt").write_text("mine")
     write(tmp_path, [X + 3], existing="overwrite", header={"new": 1})
     dump = Dump.open(tmp_path)
-    assert [dump.tensor(each)[0, 0].item() for each in dump.records()] == [3]
+    assert [dump.tensor(new_entry)[0, 0].item() for new_entry in dump.records()] == [3]
     assert dump.header == {"new": 1}
     assert (rank0(tmp_path) / "notes.txt").read_text() == "mine"
     assert len(shards(tmp_path)) == 1
@@ -379,7 +385,7 @@ def test_overwriting_does_not_mix_runs(tmp_path: Path) -> None:
     ]
     follower = Follower(tmp_path)
     assert (len(follower.poll()), follower.ended) == (2, False)
-    assert {dump.tensor(each)[0, 0].item() for each in dump.records()} == {1.0}
+    assert {dump.tensor(entry)[0, 0].item() for entry in dump.records()} == {1.0}
 
 
 def test_ranks_of_another_run_are_refused(tmp_path: Path) -> None:
@@ -451,7 +457,7 @@ def test_a_compiled_step_adds_the_values_of_each_call(tmp_path: Path, fullgraph:
         batches = [torch.randn(4, 4, generator=torch.Generator().manual_seed(n)) for n in range(3)]
         sums = [compiled(x) for x in batches]
     dump = Dump.open(tmp_path)
-    stored = [dump.tensor(each) for each in dump.records()]
+    stored = [dump.tensor(entry) for entry in dump.records()]
     assert len(stored) == len(batches)
     for tensor, x, total in zip(stored, batches, sums, strict=True):
         assert torch.equal(tensor, torch.relu(x) * 2)

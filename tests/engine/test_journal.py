@@ -25,8 +25,8 @@ def test_another_request_starts_anew(tmp_path):
         first.record("a", 1)
     with Journal(tmp_path, {"levels": 11}) as other:
         assert "a" not in other
-    with Journal(tmp_path, {"levels": 21}) as again:
-        assert "a" in again
+    with Journal(tmp_path, {"levels": 21}) as second:
+        assert "a" in second
 
 
 @pytest.mark.parametrize("cut", range(1, 60))
@@ -38,12 +38,12 @@ def test_a_torn_end_costs_the_last_item_alone(tmp_path, cut):
     data = path.read_bytes()
     path.write_bytes(data[:-cut])
     with Journal(tmp_path, "r") as second:
-        known = [key for key in "abc" if key in second]
-        assert known == list("abc"[: len(known)])
-        assert len(known) >= 3 - 1 - cut // len('{"key":"a","result":"aaa"}\n')
+        finished = [key for key in "abc" if key in second]
+        assert finished == list("abc"[: len(finished)])
+        assert len(finished) >= 3 - 1 - cut // len('{"key":"a","result":"aaa"}\n')
         second.record("d", 4)
     with Journal(tmp_path, "r") as third:
-        assert [key for key in "abcd" if key in third] == [*known, "d"]
+        assert [key for key in "abcd" if key in third] == [*finished, "d"]
 
 
 def test_a_file_that_is_no_journal_is_started_anew(tmp_path):

@@ -14,14 +14,14 @@ def tree(count):
         whole = len(level) // 8 * 8
         levels.append(level[whole:])
         level = [fold(level[i : i + 8]) for i in range(0, whole, 8)]
-    left = [fold(level) for level in reversed(levels) if level]
-    return fold(left) if left else None
+    remainders = [fold(level) for level in reversed(levels) if level]
+    return fold(remainders) if remainders else None
 
 
 def fold(names):
     total = names[0]
-    for each in names[1:]:
-        total = f"({total}{each})"
+    for name in names[1:]:
+        total = f"({total}{name})"
     return total
 
 
@@ -32,20 +32,22 @@ def test_merging_goes_by_the_order_of_the_items(count):
 
 def test_several_processes_merge_to_the_same_tree_and_the_same_bits():
     assert merged(work.name, work.joined, range(67), 2).result == tree(67)
-    here, there = (merged(work.noise, work.add, range(50), jobs).result for jobs in (1, 2))
-    assert here.tobytes() == there.tobytes()
+    one_process, two_processes = (
+        merged(work.noise, work.add, range(50), jobs).result for jobs in (1, 2)
+    )
+    assert one_process.tobytes() == two_processes.tobytes()
     backwards = merged(work.noise, work.add, range(49, -1, -1)).result
-    assert np.allclose(here, backwards)
-    assert here.tobytes() != backwards.tobytes()
+    assert np.allclose(one_process, backwards)
+    assert one_process.tobytes() != backwards.tobytes()
 
 
 def test_an_item_that_kills_its_process_is_listed_and_the_others_count():
-    told = []
-    found = merged(work.poisonous_name, work.joined, range(12), 2, step=told.append)
-    assert set(found.failed) == {5}
-    assert found.items == 12
-    assert told == list(range(1, 13))
-    numbers = found.result.replace("(", "").replace(")", "").rstrip(",").split(",")
+    progress = []
+    outcome = merged(work.poisonous_name, work.joined, range(12), 2, step=progress.append)
+    assert set(outcome.failed) == {5}
+    assert outcome.items == 12
+    assert progress == list(range(1, 13))
+    numbers = outcome.result.replace("(", "").replace(")", "").rstrip(",").split(",")
     assert numbers == [str(x) for x in range(12) if x != 5]
 
 

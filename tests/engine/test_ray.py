@@ -41,10 +41,12 @@ class TestRay:
         assert canceled == []
 
     def test_merging_gives_the_bits_of_one_process(self):
-        here, there = (merged(work.noise, work.add, range(50), w).result for w in (1, RAY))
-        assert here.tobytes() == there.tobytes()
-        here, there = (merged(work.name, work.joined, range(67), w).result for w in (1, RAY))
-        assert here == there
+        one_process, on_ray = (merged(work.noise, work.add, range(50), w).result for w in (1, RAY))
+        assert one_process.tobytes() == on_ray.tobytes()
+        one_process, on_ray = (
+            merged(work.name, work.joined, range(67), w).result for w in (1, RAY)
+        )
+        assert one_process == on_ray
 
     def test_a_dump_is_put_together_with_the_same_bytes(self, tmp_path, monkeypatch):
         """By a worker that dies once, too."""
@@ -58,12 +60,12 @@ class TestRay:
         monkeypatch.setattr(merges, "merged", dying)
         merge_dumps([tmp_path / "in"], tmp_path / "there", RAY)
         assert (tmp_path / "killed1").exists()
-        here, there = (
+        one_process, on_ray = (
             {p.relative_to(root): p.read_bytes() for p in root.rglob("*.*")}
             for root in (tmp_path / "here", tmp_path / "there")
         )
-        assert here == there
-        assert len(here) == 1 + 3 * 2
+        assert one_process == on_ray
+        assert len(one_process) == 1 + 3 * 2
 
     def test_a_worker_that_dies_once_costs_nothing(self, tmp_path):
         marker = str(tmp_path / "died")
@@ -72,9 +74,9 @@ class TestRay:
 
     @proof
     def test_an_item_that_kills_its_worker_fails_alone_after_its_retries(self):
-        found = list(map_items(work.poisonous, range(12), RAY))
-        assert found[5] == Failure("its worker ended, tried 3 times")
-        assert found[:5] + found[6:] == [x for x in range(12) if x != 5]
+        results = list(map_items(work.poisonous, range(12), RAY))
+        assert results[5] == Failure("its worker ended, tried 3 times")
+        assert results[:5] + results[6:] == [x for x in range(12) if x != 5]
 
     @proof
     def test_what_a_lost_node_held_is_computed_again(self, ray_cluster, tmp_path):
@@ -90,10 +92,10 @@ class TestRay:
         losing = threading.Thread(target=lose)
         losing.start()
         items = [(x, tmp_path, node.node_id) for x in range(60)]
-        found = merged(work.name_beside_lost_node, work.joined, items, RAY)
+        outcome = merged(work.name_beside_lost_node, work.joined, items, RAY)
         losing.join()
-        assert found.failed == {}
-        assert found.result == merged(work.name, work.joined, range(60)).result
+        assert outcome.failed == {}
+        assert outcome.result == merged(work.name, work.joined, range(60)).result
 
     def test_gpus_that_are_not_there_are_refused(self):
         with pytest.raises(QgateError, match="the Ray cluster has none"):

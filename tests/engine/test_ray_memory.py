@@ -35,6 +35,6 @@ def small_machine(no_ray):  # noqa: ARG001  before this cluster starts, which it
 def test_an_item_too_large_for_the_machine_fails_alone(monkeypatch):
     """Ray alone would start it again without end."""
     monkeypatch.setattr(_ray, "OUT_OF_MEMORY_TRIES", 2)
-    found = list(map_items(work.greedy, range(6), Workers("ray")))
-    assert found[3] == Failure("its worker ran out of memory, tried 2 times")
-    assert [x for x in found if not isinstance(x, Failure)] == [0, 1, 2, 4, 5]
+    results = list(map_items(work.greedy, range(6), Workers("ray")))
+    assert results[3] == Failure("its worker ran out of memory, tried 2 times")
+    assert [x for x in results if not isinstance(x, Failure)] == [0, 1, 2, 4, 5]

@@ -44,9 +44,9 @@ def test_an_error_of_the_function_is_raised(jobs):
 
 @proof
 def test_an_item_that_kills_its_process_fails_alone():
-    found = list(map_items(work.poisonous, range(12), 2))
-    assert isinstance(found[5], Failure)
-    assert found[:5] + found[6:] == [x for x in range(12) if x != 5]
+    results = list(map_items(work.poisonous, range(12), 2))
+    assert isinstance(results[5], Failure)
+    assert results[:5] + results[6:] == [x for x in range(12) if x != 5]
 
 
 @proof
@@ -67,17 +67,17 @@ def test_an_item_is_computed_beside_this_process_before_its_result_is_asked_for(
 
 
 def test_items_are_taken_as_they_are_needed():
-    taken = []
+    consumed = []
 
     def items():
         for x in range(100):
-            taken.append(x)
+            consumed.append(x)
             yield x
 
-    found = map_items(work.square, items(), 2)
-    assert next(found) == 0
-    assert len(taken) <= 6
-    found.close()
+    squares = map_items(work.square, items(), 2)
+    assert next(squares) == 0
+    assert len(consumed) <= 6
+    squares.close()
 
 
 def test_processes_compute_in_one_thread_each_unless_somebody_chose(monkeypatch):
@@ -156,9 +156,9 @@ def test_processes_end_when_the_one_that_started_them_does(tmp_path, number):
     assert all(running.stdout.readline().strip().isdecimal() for _ in range(5))
     assert len(list(temporary.glob("qgate-*"))) == 1
     (os.killpg if number == signal.SIGINT else os.kill)(running.pid, number)
-    _, said = running.communicate(timeout=120)  # to the end of what any of them could print
-    assert said.count("Traceback") == (number == signal.SIGINT), said
-    assert "SpawnProcess" not in said
+    _, errors = running.communicate(timeout=120)  # to the end of what any of them could print
+    assert errors.count("Traceback") == (number == signal.SIGINT), errors
+    assert "SpawnProcess" not in errors
     assert list(temporary.glob("qgate-*")) == []
 
 
@@ -195,10 +195,10 @@ def test_a_signal_ends_an_item_that_is_tried_again(tmp_path, number, item):
             time.sleep(0 if Path(f"{marker} again").exists() else 0.01)
         assert Path(f"{marker} again").exists()
         os.kill(running.pid, number)
-        _, said = running.communicate(timeout=60)
+        _, errors = running.communicate(timeout=60)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
-    assert running.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT), said
-    assert "SpawnProcess" not in said
-    assert "computed again" not in said
+    assert running.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT), errors
+    assert "SpawnProcess" not in errors
+    assert "computed again" not in errors

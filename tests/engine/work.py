@@ -93,11 +93,11 @@ def name_beside_lost_node(item):
     import ray
 
     x, folder, lost_node = item
-    here = ray.get_runtime_context().get_node_id()
+    node_id = ray.get_runtime_context().get_node_id()
     while not (folder / "lost").exists():
         done = len(list(folder.glob(f"{lost_node}-*")))
-        if done < 3 and here == lost_node:
-            (folder / f"{here}-{x}").touch()
+        if done < 3 and node_id == lost_node:
+            (folder / f"{node_id}-{x}").touch()
             break
         time.sleep(0.01)
     return f"{x},"
@@ -115,9 +115,9 @@ def length(x, shared):
 
 def greedy(x):
     """Number three takes memory until it is stopped; the others are quick."""
-    kept = []
-    while x == 3 and len(kept) < 60:
-        kept.append(np.ones(100 << 17))
+    arrays = []
+    while x == 3 and len(arrays) < 60:
+        arrays.append(np.ones(100 << 17))
         time.sleep(0.05)
     return x
 

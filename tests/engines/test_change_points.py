@@ -101,8 +101,8 @@ def test_the_share_that_a_drift_explains_is_that_of_least_squares() -> None:
     for start in range(3, STEPS - 2):
         for shape in ((at >= start) * 1.0, np.maximum(at - start + 1.0, 0.0)):
             design = np.stack([np.ones(STEPS), shape], 1)
-            rest = logs - design @ np.linalg.lstsq(design, logs, rcond=None)[0]
-            best = max(best, 1 - np.square(rest).sum() / np.square(logs - logs.mean()).sum())
+            residuals = logs - design @ np.linalg.lstsq(design, logs, rcond=None)[0]
+            best = max(best, 1 - np.square(residuals).sum() / np.square(logs - logs.mean()).sum())
     directions = change_points._directions(STEPS)
     assert change_points._largest(logs[None], directions)[0] == pytest.approx(best, rel=1e-9)
 

@@ -157,8 +157,8 @@ def test_dumps_tell_the_first_site_that_differs(right: str, tmp_path: Path, name
 
 
 def test_equal_dumps_are_equal(right: str, tmp_path: Path, capsys: Capture) -> None:
-    again = collect(tmp_path / "again", network(), 2)
-    assert main(["engines", right, again, "--max-kl", "0", "--same-weights"]) == 0
+    second_run = collect(tmp_path / "again", network(), 2)
+    assert main(["engines", right, second_run, "--max-kl", "0", "--same-weights"]) == 0
     output = capsys.readouterr().out
     assert "give equal log-probabilities to all 94 tokens" in output
     assert "0 of 164 tensors differ: the modules agree" in output

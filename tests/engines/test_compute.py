@@ -70,7 +70,7 @@ def test_k3_of_drawn_tokens_estimates_kl() -> None:
 @pytest.mark.parametrize("samples", [1, 24])
 def test_intervals_hold_the_true_mean_as_often_as_they_say(samples: int) -> None:
     """Tokens of a sample share a shift, which an interval over single tokens would miss."""
-    held = 0
+    covered = 0
     trials = 200
     for seed in range(trials):
         draw = np.random.default_rng(seed)
@@ -80,8 +80,8 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say(samples: int) -> None
         pairs = [(sample_of("0", ids, row), sample_of("0", ids, 0 * row)) for row in d - 0.1]
         estimate = _figures_of(pairs).difference
         assert estimate.half_interval is not None
-        held += abs(estimate.mean + 0.1) <= estimate.half_interval
-    assert 0.9 * trials <= held <= 0.99 * trials
+        covered += abs(estimate.mean + 0.1) <= estimate.half_interval
+    assert 0.9 * trials <= covered <= 0.99 * trials
 
 
 def test_chunks_of_logits_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

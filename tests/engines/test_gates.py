@@ -55,8 +55,8 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_accepted_pair_passes(pair: Path) -> None:
     (outcome,) = outcomes(gates_of(logits_pair(pair), pair / "baselines"))
     assert outcome.text == ""
-    held = {(check.site, check.metric) for check in outcome.verdict.checks}
-    assert held >= {
+    site_metrics = {(check.site, check.metric) for check in outcome.verdict.checks}
+    assert site_metrics >= {
         ("all tokens", "kl"), ("most likely tokens", "flips_share"), ("all tokens", "compared_tokens"),
         ("worst sample", "kl"), ("worst token", "largest_logprob"),
     }  # fmt: skip
@@ -193,8 +193,8 @@ def test_weights_of_an_older_step_are_red_in_all_gates_and_never_accepted(
     )
     assert "mend what it names" in weights
     assert f"{name} forward weight" in sites.partition("\n")[0]
-    (left,) = accept(engines, tmp_path / "baselines")
-    assert left.startswith(f"{name}.weight, rank 0 (engines weights)")
+    (refusal,) = accept(engines, tmp_path / "baselines")
+    assert refusal.startswith(f"{name}.weight, rank 0 (engines weights)")
     rule = {"sites": "up_proj", "absolute": ["findings<1"], "reason": "a step behind on purpose"}
     allowed = gates_of(engines, tmp_path / "baselines", {"rules": [rule]})
     assert failures(allowed) == []

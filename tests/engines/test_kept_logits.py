@@ -89,11 +89,11 @@ def test_draws_are_right_in_the_mean(tmp_path: Path) -> None:
 
 def _drawn_evenly(chosen: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
     def choose(logs: Tensor, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
-        ids, rest = chosen(logs, generator)
+        ids, remainder = chosen(logs, generator)
         top = kept_logits._top(logs.shape[-1])
         shape = (len(ids), ids.shape[1] - top)
         ids[:, top:] = torch.from_numpy(generator.integers(0, logs.shape[-1], shape))
-        return ids, rest
+        return ids, remainder
 
     return choose
 
@@ -143,16 +143,16 @@ def test_the_command_keeps_the_reference(
     reference = zipf(256, 4, 40)
     b = runs.write_npz(tmp_path / "b.npz", reference)
     a = runs.write_npz(tmp_path / "a.npz", runs.moved(reference, 0.1))
-    kept = tmp_path / "kept.safetensors"
-    assert main(["engines", str(a), str(b), "--keep-reference", str(kept)]) == 0
+    reference_path = tmp_path / "kept.safetensors"
+    assert main(["engines", str(a), str(b), "--keep-reference", str(reference_path)]) == 0
     whole = capsys.readouterr().out
-    assert main(["engines", str(a), str(kept)]) == 0
+    assert main(["engines", str(a), str(reference_path)]) == 0
     text = capsys.readouterr().out
     same = ("perplexity", "top-1 flips", "k3 ")
     for line in whole.splitlines():
         if line.startswith(same):
             assert line in text
-    assert main(["engines", str(kept), str(b)]) == 0
+    assert main(["engines", str(reference_path), str(b)]) == 0
     assert "KL is the estimate k3" in capsys.readouterr().out, "the vocabulary of the first is lost"
 
 

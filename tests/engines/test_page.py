@@ -110,8 +110,8 @@ def test_json_is_valid_by_the_schema(tmp_path: Path, name: str) -> None:
 def test_names_are_text_everywhere(tmp_path: Path) -> None:
     html = write_files(tmp_path, engine_records.hostile(), []).read_text(encoding="utf-8")
     reader = PageReader(html)
-    known = PageReader(page(engine_records.hostile(), []).replace("&lt;", ""))
-    assert {name for name, _ in reader.tags} == {name for name, _ in known.tags}
+    clean_page = PageReader(page(engine_records.hostile(), []).replace("&lt;", ""))
+    assert {name for name, _ in reader.tags} == {name for name, _ in clean_page.tags}
     assert not {"script src", "img", "iframe", "object"} & {name for name, _ in reader.tags}
     assert not any(f">{name}<" in html for name in HOSTILE if "<" in name)
 

@@ -103,8 +103,8 @@ def test_experts_of_sglang_by_rank_turned_and_with_a_shared_one() -> None:
     for module in ranks:
         for name in ("w13_weight", "w2_weight"):
             own = getattr(Experts(shared, [0], ""), name)
-            both = torch.cat([getattr(module, name), own]).transpose(1, 2).contiguous()
-            setattr(module, name, nn.Parameter(both, requires_grad=False))
+            projections = torch.cat([getattr(module, name), own]).transpose(1, 2).contiguous()
+            setattr(module, name, nn.Parameter(projections, requires_grad=False))
         module.num_fused_shared_experts, module.use_triton_kernels = 1, True
     wholes = assembled([placed(HOME, module) for module in ranks])
     expected = {f"{HOME}.{name}": x for name, x in weights.items()}
@@ -144,8 +144,8 @@ def test_experts_that_balancing_moved_have_their_numbers(
     """Six places for four experts: 3 and 0 are there twice."""
     weights, places = experts_of(), [3, 1, 0, 2, 3, 0]
     moved = {
-        f"{place}.{part}": weights[f"{number}.{part}"]
-        for place, number in enumerate(places)
+        f"{position}.{part}": weights[f"{number}.{part}"]
+        for position, number in enumerate(places)
         for part in ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
     }
     if engine == "vllm":

@@ -161,7 +161,7 @@ class Grid:
 
     @cached_property
     def places(self) -> list[float]:
-        return [_as_float(place) for place in self.exact]
+        return [_as_float(exact_value) for exact_value in self.exact]
 
     @cached_property
     def middles(self) -> list[float]:
@@ -585,11 +585,11 @@ def torchao_mx(x: torch.Tensor, element: str, rule: str) -> mx_tensor.MXTensor |
     row = FLOATS.get(element)
     names = torchao_constants.DTYPE_TO_SHORT_STR
     short = f"f{row.bits}e{row.exponent_bits}m{row.mantissa_bits}" if row else ""
-    found = next((dtype for dtype, name in names.items() if name == short), None)
-    if found is None:
+    elem_dtype = next((dtype for dtype, name in names.items() if name == short), None)
+    if elem_dtype is None:
         return None
     mode = mx_tensor.ScaleCalculationMode[rule.upper()]
-    return mx_tensor.MXTensor.to_mx(x, found, 32, mode)
+    return mx_tensor.MXTensor.to_mx(x, elem_dtype, 32, mode)
 
 
 # ---------------------------------------------------------------- comparing

@@ -47,13 +47,13 @@ def nearest(x: Fraction, magnitudes: list[Fraction], *, away: bool = False) -> F
     """The nearest magnitude with x's sign, ties to the even place or away, at most the last."""
     size = abs(x)
     if size >= magnitudes[-1]:
-        found = magnitudes[-1]
+        magnitude = magnitudes[-1]
     else:
         low = bisect_right(magnitudes, size) - 1
         down, up = size - magnitudes[low], magnitudes[low + 1] - size
         take_up = up < down or (up == down and (away or low % 2 == 1))
-        found = magnitudes[low + take_up]
-    return -found if x < 0 else found
+        magnitude = magnitudes[low + take_up]
+    return -magnitude if x < 0 else magnitude
 
 
 def saturates(ratio: Fraction, element: str, *, away: bool = False) -> bool:
@@ -134,8 +134,8 @@ def nvfp4_ratios(block: list[float], s_enc: Fraction) -> tuple[list[Fraction], F
     exact = [Fraction(v) for v in block]
     s_dec = to_fp32(1 / s_enc)
     factor = to_fp32(s_enc * to_fp32(Fraction(1, 6)))
-    wanted = to_fp32(max(abs(v) for v in exact) * factor)
-    scale = nearest(min(wanted, Fraction(448)), ELEMENTS["e4m3"][0])
+    block_scale = to_fp32(max(abs(v) for v in exact) * factor)
+    scale = nearest(min(block_scale, Fraction(448)), ELEMENTS["e4m3"][0])
     product = to_fp32(scale * s_dec)
     encode = min(to_fp32(1 / product), FLT_MAX) if product else FLT_MAX
     return [to_fp32(v * encode) for v in exact], scale
@@ -161,9 +161,9 @@ def hif4_ratios(block: list[float]) -> list[tuple[Fraction, Fraction]]:
     the HiFloat4 paper as its authors' code runs it."""
     exact = [Fraction(v) for v in block]
     amax = max(abs(v) for v in exact)
-    wanted = to_bits(amax * Fraction(73, 512), 8)  # bf16(1/7) is 1.140625 * 2**-3
-    wanted = min(max(wanted, Fraction(2) ** -48), Fraction(49152))
-    scale = to_bits(wanted, 3)
+    bf16_scale = to_bits(amax * Fraction(73, 512), 8)  # bf16(1/7) is 1.140625 * 2**-3
+    bf16_scale = min(max(bf16_scale, Fraction(2) ** -48), Fraction(49152))
+    scale = to_bits(bf16_scale, 3)
     inverse = to_bits(1 / scale, 8)
     out: list[tuple[Fraction, Fraction]] = []
     for i, v in enumerate(exact):

@@ -52,7 +52,7 @@ def lines_of_paths() -> dict[Line, str]:
         for node in ast.walk(tree):
             if not isinstance(node, ast.FunctionDef) or not _meets_tensors(node, path):
                 continue
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             code = codes[node.name, first]
             name = f"{path.relative_to(FOLDER)}::{code.co_qualname}"
             for inner in _codes(code):
@@ -71,8 +71,10 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 def _meets_tensors(node: ast.FunctionDef, path: Path) -> bool:
     arguments = [*node.args.args, *node.args.kwonlyargs]
-    annotations = [each.annotation for each in arguments] + [node.returns]
-    words = " ".join(ast.unparse(each) for each in annotations if each is not None)
+    annotations = [argument.annotation for argument in arguments] + [node.returns]
+    words = " ".join(
+        ast.unparse(annotation) for annotation in annotations if annotation is not None
+    )
     return path.parent.name == "engine" or "Tensor" in words or "Job" in words
 
 

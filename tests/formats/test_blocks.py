@@ -97,8 +97,8 @@ def test_mx_on_hard_blocks(fmt: str, rule: str) -> None:
     x = torch.tensor(blocks, dtype=torch.float32)
     q = qgate.Quantizer(fmt, scale_rule=rule)
     expected = np.array([as_floats(values) for values, _ in pairs])
-    for label, found in both_ways(x, q).items():
-        assert_equal(found, expected, label)
+    for label, outputs in both_ways(x, q).items():
+        assert_equal(outputs, expected, label)
     assert q.encode(x).scales.flatten().tolist() == [code for _, code in pairs]
 
 
@@ -111,10 +111,10 @@ def test_mx_float32_way_on_ordinary_blocks(fmt: str, rule: str) -> None:
     assert len(blocks) > 60
     expected = np.array([as_floats(rational.mx_block(b, fmt, rule)[0]) for b in blocks])
     x = torch.tensor(blocks, dtype=torch.float32)
-    found = qgate.quantize(x, fmt, scale_rule=rule, dtype=torch.float64).numpy()
-    assert_equal(found, expected, fmt)
-    signs = np.signbit(found) == np.signbit(x.numpy())
-    assert (signs | (fmt == "mxint8") & (found == 0)).all()
+    values = qgate.quantize(x, fmt, scale_rule=rule, dtype=torch.float64).numpy()
+    assert_equal(values, expected, fmt)
+    signs = np.signbit(values) == np.signbit(x.numpy())
+    assert (signs | (fmt == "mxint8") & (values == 0)).all()
 
 
 @share(8)
@@ -129,17 +129,17 @@ def test_mx_table_way_on_16_bit_blocks(fmt: str, rule: str, dtype: torch.dtype) 
         [as_floats(rational.mx_block(b, fmt, rule)[0]) for b in x.double().tolist()]
     )
     large = x.repeat(2**20 // x.numel() + 1, 1)
-    found = qgate.quantize(large, fmt, scale_rule=rule, dtype=torch.float32).double().numpy()
+    values = qgate.quantize(large, fmt, scale_rule=rule, dtype=torch.float32).double().numpy()
     for start in range(0, len(large) - len(x), len(x) * 97):
-        assert_equal(found[start : start + len(x)], expected, f"{fmt} from row {start}")
+        assert_equal(values[start : start + len(x)], expected, f"{fmt} from row {start}")
 
 
 def test_mx_on_float64_blocks_rounds_once_and_clamps_the_scale() -> None:
     blocks = [[1.0625 + 2.0**-40, 1.0], [1e300, 1.0], [1e-300, 0.0], [2.0**140, 2.0**139]]
     expected = np.array([as_floats(rational.mx_block(b, "mxfp8_e4m3", "floor")[0]) for b in blocks])
     x = torch.tensor(blocks, dtype=torch.float64)
-    for label, found in both_ways(x, qgate.Quantizer("mxfp8_e4m3")).items():
-        assert_equal(found, expected, label)
+    for label, values in both_ways(x, qgate.Quantizer("mxfp8_e4m3")).items():
+        assert_equal(values, expected, label)
     assert qgate.encode(x, "mxfp8").scales.flatten().tolist() == [119, 254, 0, 254]
 
 
@@ -163,9 +163,9 @@ def test_blocks_are_those_of_torchao(fmt: qgate.formats.BlockFormat, rule: str) 
             mx_format(fmt) is None or fmt.name.startswith(("mxint8", "nvfp4"))
         )
         if packed is not None:
-            found = qgate.quantize(x, fmt, scale_rule=rule, dtype=torch.float32)
+            values = qgate.quantize(x, fmt, scale_rule=rule, dtype=torch.float32)
             expected = to_float64(packed.dequantize(torch.float32))
-            assert_same_bits(found, expected, fmt.name, x)
+            assert_same_bits(values, expected, fmt.name, x)
 
 
 @pytest.mark.parametrize("fmt", list(rational.MX))
@@ -181,8 +181,8 @@ def test_mx_partial_blocks_axes_and_block_sizes(fmt: str) -> None:
                 part = row[start : start + block].tolist()
                 out[start : start + block] = as_floats(rational.mx_block(part, fmt, "floor")[0])
         expected = np.moveaxis(expected.reshape(moved.shape), -1, axis)
-        for label, found in both_ways(x, qgate.Quantizer(fmt, axis=axis, block=block)).items():
-            assert_equal(found, expected, f"{label}, axis {axis}, block {block}")
+        for label, values in both_ways(x, qgate.Quantizer(fmt, axis=axis, block=block)).items():
+            assert_equal(values, expected, f"{label}, axis {axis}, block {block}")
 
 
 @pytest.mark.parametrize("fmt", list(rational.MX))
@@ -200,10 +200,10 @@ def test_mx_inf_saturates_on_request(fmt: str) -> None:
             as_floats(rational.mx_block([1.0, 2.0, 3.0], fmt, "floor")[0]),
         ]
     )
-    for label, found in both_ways(x[:, :2], q).items():
-        assert_equal(found[0], expected[0, :2], label)
-    for label, found in both_ways(x, q).items():
-        assert_equal(found, expected, label)
+    for label, values in both_ways(x[:, :2], q).items():
+        assert_equal(values[0], expected[0, :2], label)
+    for label, outputs in both_ways(x, q).items():
+        assert_equal(outputs, expected, label)
     assert q.encode(x).scales.flatten()[:2].tolist() == [254, 255]
 
 
@@ -242,9 +242,9 @@ def test_nvfp4_on_hard_tensors() -> None:
         pairs = [rational.nvfp4_block(row, s_enc) for row in rows]
         expected = np.array([as_floats(values) for values, _ in pairs])
         q = qgate.Quantizer("nvfp4")
-        found = both_ways(x, q)
+        outputs_by_way = both_ways(x, q)
         for label in ("encode", "definition"):
-            assert_equal(found[label], expected, f"{label} {number}")
+            assert_equal(outputs_by_way[label], expected, f"{label} {number}")
         # The float32 way ends in float32: there the exact value is rounded once.
         single = qgate.quantize(x, "nvfp4").numpy()
         assert_equal(single, expected.astype(np.float32), f"quantize {number}")
@@ -266,10 +266,10 @@ def test_nvfp4_16_bit_results_are_rounded_once(dtype: torch.dtype) -> None:
         rows = x.double().tolist()
         s_enc = rational.nvfp4_scale(max(abs(Fraction(v)) for row in rows for v in row))
         exact = np.array([as_floats(rational.nvfp4_block(row, s_enc)[0]) for row in rows])
-        once = definition.round_by_list(exact, qgate.formats.get(name), saturate=False)
+        rounded = definition.round_by_list(exact, qgate.formats.get(name), saturate=False)
         twice = torch.from_numpy(exact).float().to(dtype).double().numpy()
-        met += int((once != twice).any())
-        assert_equal(qgate.quantize(x, "nvfp4").double().numpy(), once, name)
+        met += int((rounded != twice).any())
+        assert_equal(qgate.quantize(x, "nvfp4").double().numpy(), rounded, name)
     assert met > 0
 
 
@@ -283,14 +283,14 @@ def test_hif4_on_hard_blocks() -> None:
     expected = np.array([as_floats(rational.hif4_block(block)) for block in blocks])
     for dtype in (torch.float32, torch.float64):
         x = torch.tensor(blocks, dtype=dtype)
-        for label, found in both_ways(x, qgate.Quantizer("hif4")).items():
-            assert_equal(found, expected, f"{label} {dtype}")
+        for label, values in both_ways(x, qgate.Quantizer("hif4")).items():
+            assert_equal(values, expected, f"{label} {dtype}")
     for length in (1, 3, 5, 63, 65, 130):
         row = torch.from_numpy(rng.standard_normal(length) * 3).float()
         parts = [row[i : i + 64].double().tolist() for i in range(0, length, 64)]
         flat = [v for part in parts for v in as_floats(rational.hif4_block(part))]
-        for label, found in both_ways(row, qgate.Quantizer("hif4")).items():
-            assert_equal(found, np.array(flat), f"{label}, {length} elements")
+        for label, outputs in both_ways(row, qgate.Quantizer("hif4")).items():
+            assert_equal(outputs, np.array(flat), f"{label}, {length} elements")
 
 
 def test_hif4_stores_its_levels_as_bits_of_groups() -> None:

@@ -93,9 +93,9 @@ def reference(x: np.ndarray, name: str, error: str = "mse") -> Reference:
             ratios = np.where(scale != 0, blocks * np.minimum(F32(1) / (decode * scale), 3e38), 0)
             is_second = side == sides.second
             codes = nearest(ratios * F32(sides.ratio) if is_second else ratios, side).astype(F32)
-            shown = codes * scale * amax
-            shown = (shown * F32(sides.unit) if is_second else shown) / bound
-            errors = np.abs(shown - blocks)
+            decoded = codes * scale * amax
+            decoded = (decoded * F32(sides.unit) if is_second else decoded) / bound
+            errors = np.abs(decoded - blocks)
             errors = errors * errors if error == "mse" else errors
             total = np.zeros(len(blocks), F32)
             for column in errors.T:
@@ -154,9 +154,9 @@ def test_the_definition_says_the_same(name: str, rounding: str, dtype: torch.dty
     t = x.to(dtype)
     for extra in options:
         q = qgate.Quantizer(name, rounding=rounding, dtype=torch.float64, **extra)  # type: ignore[arg-type]
-        wanted = definition.quantize(t.double().numpy(), q, double=dtype == torch.float64)
-        assert_same_bits(q(t), wanted, f"{q} of {dtype}", t)
-        assert_same_bits(q.encode(t).decode(), wanted, "decoded", t)
+        defined = definition.quantize(t.double().numpy(), q, double=dtype == torch.float64)
+        assert_same_bits(q(t), defined, f"{q} of {dtype}", t)
+        assert_same_bits(q.encode(t).decode(), defined, "decoded", t)
 
 
 def test_codes_of_the_second_grid_are_stored_as_the_references_store_them() -> None:
@@ -214,10 +214,10 @@ def test_every_ue5m3_code_is_the_upper_byte_of_a_float16() -> None:
         assert np.array_equal(value, UE5M3.code_values()[code], equal_nan=True)
     x = torch.from_numpy(np.concatenate([halves[:255], (halves[1:255] + halves[:254]) / 2]))
     for t in (x, x * (1 + 2.0**-20), x * (1 - 2.0**-20)):
-        wanted = [gfloat.round_float(theirs, float(v), sat=True) for v in t]
-        assert qgate.quantize(t, "ue5m3").tolist() == wanted
+        rounded = [gfloat.round_float(theirs, float(v), sat=True) for v in t]
+        assert qgate.quantize(t, "ue5m3").tolist() == rounded
         encoded = qgate.encode(t, "ue5m3").codes.tolist()
-        assert encoded == [gfloat.encode_float(theirs, v) for v in wanted]
+        assert encoded == [gfloat.encode_float(theirs, v) for v in rounded]
 
 
 def test_nvfp4_with_ue5m3_scales_follows_transformer_engine() -> None:
@@ -248,9 +248,9 @@ def test_any_element_takes_either_scale(element: str, scale: Any) -> None:
     x = numbers(1)
     for rounding in ("even", "zero"):
         q = qgate.Quantizer(fmt, rounding=rounding, dtype=torch.float64)  # type: ignore[arg-type]
-        wanted = definition.quantize(x.double().numpy(), q)
-        assert_same_bits(q(x), wanted, str(q), x)
-        assert_same_bits(q.encode(x).decode(), wanted, "decoded", x)
+        defined = definition.quantize(x.double().numpy(), q)
+        assert_same_bits(q(x), defined, str(q), x)
+        assert_same_bits(q.encode(x).decode(), defined, "decoded", x)
     assert qgate.formats.report(x, fmt).saturated < 0.2 * x.numel()
 
 
@@ -307,12 +307,12 @@ def test_numbers_that_no_factor_keeps_from_a_tie(
     name: str, largest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Below the normal numbers of float16 some blocks are rounded once more."""
-    again: list[int] = []
+    block_counts: list[int] = []
     exact = fast_choosing._exact
 
     def counted(*arguments: Any) -> torch.Tensor:
         values = exact(*arguments)
-        again.append(len(values))
+        block_counts.append(len(values))
         return values
 
     monkeypatch.setattr(fast_choosing, "_exact", counted)
@@ -323,4 +323,4 @@ def test_numbers_that_no_factor_keeps_from_a_tie(
     job = Job(x, qgate.Quantizer(name))
     slow = [combine(part.elements, part.scale, torch.float16, c) for _, c, _, part in split(job)]
     assert torch.equal(qgate.quantize(x, name), torch.cat(slow).view(4096, 16))
-    assert sum(again) > 0
+    assert sum(block_counts) > 0

@@ -200,13 +200,13 @@ def test_a_codebook_is_trained_on_numbers() -> None:
     book = Codebook.trained("mine", np.repeat([0.0, 10.0, 20.0, 40.0], [5, 1, 3, 2]), 2)
     assert book.levels == (0.0, 10.0, 20.0, 40.0)
     samples = np.random.default_rng(1).laplace(size=20_000)
-    trained, given = (
+    trained, from_numbers = (
         Codebook.trained("laplace", samples, 3),
         Codebook("normal", LLOYD[3]),
     )
     errors = [
         np.square(definition.round_by_list(samples, book) - samples).mean()
-        for book in (trained, given)
+        for book in (trained, from_numbers)
     ]
     assert errors[0] < 0.9 * errors[1]
     nearest = definition.round_by_list(samples, trained)

@@ -60,12 +60,12 @@ class Case:
         return options
 
     def exactly(self, x: Any) -> Floats:
-        how = {"rounding": self.rounding, "saturate": self.saturate, "narrow": self.narrow}
-        return oracles.exactly(x, self.name, **how)
+        modes = {"rounding": self.rounding, "saturate": self.saturate, "narrow": self.narrow}
+        return oracles.exactly(x, self.name, **modes)
 
     def oracles(self, *, double: bool = False) -> list[oracles.Oracle]:
-        how = {"rounding": self.rounding, "saturate": self.saturate, "narrow": self.narrow}
-        return oracles.oracles_for(self.name, **how, double=double)
+        modes = {"rounding": self.rounding, "saturate": self.saturate, "narrow": self.narrow}
+        return oracles.oracles_for(self.name, **modes, double=double)
 
     def agreed(self, x: Floats, *, double: bool) -> Floats:
         """Return the result on which all oracles agree.
@@ -188,7 +188,7 @@ FACTS: dict[str, tuple[int, float, float, float, int, str, int | None]] = {
 @pytest.mark.parametrize("name", FACTS)
 def test_facts_are_those_of_the_specifications(name: str) -> None:
     fmt = fmt_of(name)
-    found = (
+    facts = (
         fmt.bits,
         fmt.max,
         fmt.min_normal,
@@ -197,7 +197,7 @@ def test_facts_are_those_of_the_specifications(name: str) -> None:
         fmt.rounding,
         getattr(fmt, "bias", None),
     )
-    assert found == FACTS[name]
+    assert facts == FACTS[name]
 
 
 @pytest.mark.parametrize(
@@ -297,10 +297,10 @@ def test_every_code_is_encoded_and_decoded_to_itself(name: str) -> None:
     nan = np.isnan(values)
     for dtype in (torch.float32, torch.float64):
         encoded = qgate.encode(torch.from_numpy(values).to(dtype), fmt, **case.options)
-        found = encoded.codes.view(torch.uint8 if fmt.bits <= 8 else torch.uint16).numpy()
-        found = found.astype(np.int64) & (2**fmt.bits - 1)
-        assert found[~nan].tolist() == codes[~nan].tolist()
-        assert np.isin(found[nan], codes[nan]).all()
+        encoded_codes = encoded.codes.view(torch.uint8 if fmt.bits <= 8 else torch.uint16).numpy()
+        encoded_codes = encoded_codes.astype(np.int64) & (2**fmt.bits - 1)
+        assert encoded_codes[~nan].tolist() == codes[~nan].tolist()
+        assert np.isin(encoded_codes[nan], codes[nan]).all()
         assert_same_bits(encoded.decode(torch.float64), values, name)
 
 

@@ -110,8 +110,8 @@ def test_values_and_scales_are_those_of_loops(
         assert encoded.scales is not None
         assert all(float(encoded.scales[at]) == scale for at, scale in scales.items())
         assert torch.equal(encoded.decode(), values)
-        given = qgate.Quantizer(fmt, groups=groups, scale=encoded.scales)
-        assert torch.equal(given(x), values)
+        with_scales = qgate.Quantizer(fmt, groups=groups, scale=encoded.scales)
+        assert torch.equal(with_scales(x), values)
     defined = definition.quantize(x.double().numpy(), q, double=dtype == torch.float64)
     assert torch.equal(q(x), torch.from_numpy(defined).to(dtype))
 

@@ -25,9 +25,9 @@ EXAMPLE = [1.0, 460.0, 1000.0, math.inf, math.nan, 2.0**-10, 2.0**-12, 0.0]
 
 
 def element(name: str) -> ElementFormat:
-    found = FORMATS.get(name)
-    assert isinstance(found, ElementFormat)
-    return found
+    element_format = FORMATS.get(name)
+    assert isinstance(element_format, ElementFormat)
+    return element_format
 
 
 def patterns(dtype: torch.dtype) -> torch.Tensor:
@@ -41,17 +41,19 @@ def beside_the_ends(fmt: ElementFormat) -> torch.Tensor:
     places = [fmt.max, fmt.max + step / 2, fmt.max + step, fmt.min_normal, fmt.min_subnormal]
     places += [fmt.min_subnormal / 2, fmt.min_subnormal / 4]
     near = []
-    for place in np.array([p for p in places if p < 3.4e38], dtype=np.float32):
-        near += [place, *(np.nextafter(place, np.float32(end)) for end in (0, np.inf))]
-    return torch.tensor(np.array([*near, *(-each for each in near), np.nan, np.inf, -np.inf, 0.0]))
+    for end_value in np.array([p for p in places if p < 3.4e38], dtype=np.float32):
+        near += [end_value, *(np.nextafter(end_value, np.float32(end)) for end in (0, np.inf))]
+    return torch.tensor(
+        np.array([*near, *(-value for value in near), np.nan, np.inf, -np.inf, 0.0])
+    )
 
 
 def unbounded(fmt: ElementFormat) -> ElementFormat:
     """A format whose list goes on beyond its largest value."""
     ends = {"bounds": lambda _self, **_: (-math.inf, math.inf)}
     facts = {f.name: getattr(fmt, f.name) for f in dataclasses.fields(fmt)}
-    made: ElementFormat = type("Unbounded", (type(fmt),), ends)(**facts)
-    return made
+    unbounded_format: ElementFormat = type("Unbounded", (type(fmt),), ends)(**facts)
+    return unbounded_format
 
 
 def expected(x: np.ndarray, fmt: ElementFormat, rounding: str, narrow: bool = True) -> Losses:
@@ -88,26 +90,28 @@ def test_elements_against_the_definition(name: str, given: str, rounding: str) -
     fmt, x = element(name), INPUTS[given](element(name))
     with_scale = {"scale": 1.0} if fmt.always_scaled else {}
     options = {"rounding": rounding, **with_scale}
-    told = qgate.formats.report(x, name, **options) + Losses()  # type: ignore[arg-type]
-    wanted = expected(x.double().numpy(), fmt, rounding)
-    assert told == (dataclasses.replace(wanted, beyond_range=None) if with_scale else wanted)
+    losses = qgate.formats.report(x, name, **options) + Losses()  # type: ignore[arg-type]
+    expected_losses = expected(x.double().numpy(), fmt, rounding)
+    assert losses == (
+        dataclasses.replace(expected_losses, beyond_range=None) if with_scale else expected_losses
+    )
     if given == "bf16" and fmt.bits <= 8:
-        assert told.upper == told.lower > 0 < told.flushed or not fmt.signed
-        assert 0 < told.upper < told.lower or fmt.signed
+        assert losses.upper == losses.lower > 0 < losses.flushed or not fmt.signed
+        assert 0 < losses.upper < losses.lower or fmt.signed
     if rounding == fmt.rounding:
-        assert losses_of_values(fmt, x.double().numpy()) == wanted
+        assert losses_of_values(fmt, x.double().numpy()) == expected_losses
         cast = qgate.quantize(x, name, dtype=torch.float64, **with_scale)
-        assert int(((cast == 0) & (x != 0) & x.isfinite()).sum()) == told.flushed
+        assert int(((cast == 0) & (x != 0) & x.isfinite()).sum()) == losses.flushed
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_the_lowest_integer_has_an_end_of_its_own(name: str) -> None:
     fmt = element(name)
     x = torch.tensor([fmt.max + 0.5, fmt.max + 0.25, -fmt.max - 1.5, -fmt.max - 1.75, -1e9, 1e9])
-    told = qgate.formats.report(x, name, scale=1.0, narrow=False)
-    assert (told.upper, told.lower) == (2, 2)
-    wanted = expected(x.double().numpy(), fmt, "even", narrow=False)
-    assert (told.upper, told.lower) == (wanted.upper, wanted.lower)
+    losses = qgate.formats.report(x, name, scale=1.0, narrow=False)
+    assert (losses.upper, losses.lower) == (2, 2)
+    expected_losses = expected(x.double().numpy(), fmt, "even", narrow=False)
+    assert (losses.upper, losses.lower) == (expected_losses.upper, expected_losses.lower)
 
 
 @pytest.mark.parametrize("name", ["fp8_e4m3", "fp4_e2m1", "int8", "hif8"])
@@ -117,14 +121,14 @@ def test_the_scale_comes_first(name: str) -> None:
     x = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
     small = float(x.abs().max()) / fmt.max / 3
     for options in ({"scale": small}, {"scale": small / 7}, {"granularity": "channel", "axis": 0}):
-        told = qgate.formats.report(x, name, **options)  # type: ignore[arg-type]
+        losses = qgate.formats.report(x, name, **options)  # type: ignore[arg-type]
         scale = qgate.encode(x, name, **options).scales.double()  # type: ignore[arg-type]
         ratios = (x.double() / scale.reshape(-1, 1)).numpy()
-        wanted = expected(ratios, fmt, fmt.rounding)
-        assert (told.upper, told.lower, told.flushed) == (
-            wanted.upper, wanted.lower, wanted.flushed,
+        expected_losses = expected(ratios, fmt, fmt.rounding)
+        assert (losses.upper, losses.lower, losses.flushed) == (
+            expected_losses.upper, expected_losses.lower, expected_losses.flushed,
         )  # fmt: skip
-        assert (told.saturated > 0) == ("scale" in options)
+        assert (losses.saturated > 0) == ("scale" in options)
 
 
 # Blocks ------------------------------------------------------------------------------------------
@@ -153,7 +157,7 @@ def blocks_for(name: str, dtype: torch.dtype, size: int) -> torch.Tensor:
 
 def ratios_of(name: str, rows: list[list[float]]) -> list[tuple[Fraction, bool]]:
     """Each number in units of its scale, and if it is to be zero after, by fractions alone."""
-    found = []
+    ratio_pairs = []
     amax = max(abs(Fraction(v)) for row in rows for v in row)
     s_enc = rational.nvfp4_scale(amax)
     for row in rows:
@@ -168,8 +172,8 @@ def ratios_of(name: str, rows: list[list[float]]) -> list[tuple[Fraction, bool]]
             ratios = rational.mx_ratios(row, name, "floor")
             values = rational.mx_block(row, name, "floor")[0]
         lost = [v != 0 and value == 0 for v, value in zip(row, values, strict=True)]
-        found += list(zip(ratios, lost, strict=True))
-    return found
+        ratio_pairs += list(zip(ratios, lost, strict=True))
+    return ratio_pairs
 
 
 @share(6)
@@ -180,12 +184,12 @@ def test_blocks_against_fractions(name: str, dtype: torch.dtype) -> None:
     kind = {"nvfp4": "e2m1", "hif4": "s1p2"}.get(name) or rational.MX[name]
     ratios = ratios_of(name, x.double().tolist())
     beyond = [r for r, _ in ratios if rational.saturates(r, kind, away=name == "hif4")]
-    told = qgate.formats.report(x, name)
-    assert told.upper == sum(r > 0 for r in beyond) > 0
-    assert told.lower == sum(r < 0 for r in beyond) > 0
-    assert told.flushed == sum(lost for _, lost in ratios) > 0
-    assert (told.finite, told.nan, told.inf, told.poisoned) == (x.numel(), 0, 0, 0)
-    assert told.beyond_range is None
+    losses = qgate.formats.report(x, name)
+    assert losses.upper == sum(r > 0 for r in beyond) > 0
+    assert losses.lower == sum(r < 0 for r in beyond) > 0
+    assert losses.flushed == sum(lost for _, lost in ratios) > 0
+    assert (losses.finite, losses.nan, losses.inf, losses.poisoned) == (x.numel(), 0, 0, 0)
+    assert losses.beyond_range is None
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -196,15 +200,19 @@ def test_blocks_without_a_scale_are_poisoned(name: str) -> None:
     x[0, 0], x[1, 1], x[1, 2] = math.nan, math.inf, -math.inf
     x[:2, 3:] *= 1e-3
     x[2:] = x[2:]
-    told = qgate.formats.report(x, name)
-    assert (told.nan, told.posinf, told.neginf) == (1, 1, 1)
-    assert told.poisoned == 2 * size - 3
-    assert told.finite == 4 * size - 3
+    losses = qgate.formats.report(x, name)
+    assert (losses.nan, losses.posinf, losses.neginf) == (1, 1, 1)
+    assert losses.poisoned == 2 * size - 3
+    assert losses.finite == 4 * size - 3
     if name not in (
         "nvfp4",
         "nvfp4_4over6",
     ):  # its scale of the whole tensor is of the finite elements, here others
-        assert (told.upper, told.lower, told.flushed) == (clean.upper, clean.lower, clean.flushed)
+        assert (losses.upper, losses.lower, losses.flushed) == (
+            clean.upper,
+            clean.lower,
+            clean.flushed,
+        )
 
 
 @pytest.mark.parametrize("name", [*ELEMENTS, *BLOCKS])
@@ -214,15 +222,15 @@ def test_the_error_of_what_saturates(name: str) -> None:
     x[::4, ::8] *= element(name).max / 2 if name in ELEMENTS else 1.0
     options = {"scale": 0.01} if name.startswith("int") else {}
     x = x.clamp(-3.3e38, 3.3e38)
-    told = qgate.formats.report(x, name, **options)  # type: ignore[arg-type]
+    losses = qgate.formats.report(x, name, **options)  # type: ignore[arg-type]
     error = (qgate.quantize(x, name, dtype=torch.float64, **options) - x.double()).square()  # type: ignore[arg-type]
     inside = torch.zeros(x.shape, dtype=torch.bool)
     flat = x.clone().requires_grad_()
     qgate.quantize(flat, name, **options).sum().backward()  # type: ignore[arg-type, no-untyped-call]
     assert flat.grad is not None
     inside = flat.grad == 0
-    assert int(inside.sum()) == told.saturated
-    assert told.saturated_error_share == pytest.approx(
+    assert int(inside.sum()) == losses.saturated
+    assert losses.saturated_error_share == pytest.approx(
         float(error[inside].sum() / error.sum()) if error.any() else 0.0, rel=1e-9
     )
 
@@ -231,13 +239,19 @@ def test_the_error_of_what_saturates(name: str) -> None:
 
 
 def test_the_example_has_these_counts() -> None:
-    told = qgate.formats.report(torch.tensor(EXAMPLE).bfloat16(), "fp8_e4m3")
-    assert (told.nan, told.posinf, told.neginf, told.zeros, told.nonzero) == (1, 1, 0, 1, 5)
-    assert (told.upper, told.lower, told.flushed, told.beyond_range) == (1, 0, 2, 3)
-    assert (told.saturated_share, told.flushed_share) == (1 / 6, 2 / 6)
-    assert told.beyond_range_share == 3 / 8
-    assert told.saturated_error_share == pytest.approx(552**2 / (552**2 + 12**2), rel=1e-6)
-    text = str(told)
+    losses = qgate.formats.report(torch.tensor(EXAMPLE).bfloat16(), "fp8_e4m3")
+    assert (losses.nan, losses.posinf, losses.neginf, losses.zeros, losses.nonzero) == (
+        1,
+        1,
+        0,
+        1,
+        5,
+    )
+    assert (losses.upper, losses.lower, losses.flushed, losses.beyond_range) == (1, 0, 2, 3)
+    assert (losses.saturated_share, losses.flushed_share) == (1 / 6, 2 / 6)
+    assert losses.beyond_range_share == 3 / 8
+    assert losses.saturated_error_share == pytest.approx(552**2 / (552**2 + 12**2), rel=1e-6)
+    text = str(losses)
     assert "saturated               1  16.6667% of the finite" in text
     assert "beyond range            3  37.5000% of all" in text
 
@@ -271,15 +285,15 @@ def test_reports_of_one_format_add_up_to_a_report(name: str) -> None:
 
 def test_reports_of_two_formats_add_up_to_counts() -> None:
     x = torch.ones(32)
-    both = qgate.formats.report(x, "fp8_e4m3") + qgate.formats.report(x, "fp8_e5m2")
-    assert type(both) is Losses
-    assert both.nonzero == 64
+    total = qgate.formats.report(x, "fp8_e4m3") + qgate.formats.report(x, "fp8_e5m2")
+    assert type(total) is Losses
+    assert total.nonzero == 64
 
 
 def test_nothing_has_shares_of_zero() -> None:
     for x in (torch.empty(0), torch.tensor([math.nan, math.inf])):
-        told = qgate.formats.report(x, "hif8")
-        assert (told.saturated_share, told.flushed_share, told.finite) == (0.0, 0.0, 0)
+        losses = qgate.formats.report(x, "hif8")
+        assert (losses.saturated_share, losses.flushed_share, losses.finite) == (0.0, 0.0, 0)
     assert qgate.formats.report(torch.empty(0), "hif8").beyond_range_share == 0.0
     assert qgate.formats.report(torch.empty(0), "mxfp4").beyond_range_share is None
 
@@ -290,5 +304,5 @@ def test_counts_of_what_was_rounded_to_be_counted_are_corrected() -> None:
     assert (exact.posinf, exact.neginf, exact.zeros, exact.nonzero) == (1, 2, 2, 15)
     assert (exact.upper, exact.lower, exact.flushed, exact.underflow) == (3, 0, 5, 7)
     assert exact.elements == counted.elements
-    kept = counted.before_rounding(1, 2, vanished=3, lost=False)
-    assert (kept.upper, kept.flushed, kept.nonzero) == (1, 2, 15)
+    corrected = counted.before_rounding(1, 2, vanished=3, lost=False)
+    assert (corrected.upper, corrected.flushed, corrected.nonzero) == (1, 2, 15)

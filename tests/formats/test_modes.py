@@ -77,11 +77,11 @@ def test_a_mode_leaves_nothing_behind(name: str, mode: object) -> None:
     for x in inputs():
         small = x[: 2**15]
         mode(x if mode is not exporting else small, name)
-        wanted = torch.from_numpy(
+        defined = torch.from_numpy(
             definition.quantize(small.double().numpy(), qgate.Quantizer(name))
         )
-        found = qgate.quantize(small, name, dtype=torch.float64)
-        assert torch.equal(found, wanted)
+        quantized = qgate.quantize(small, name, dtype=torch.float64)
+        assert torch.equal(quantized, defined)
         assert qgate.quantize(x, name).shape == x.shape
 
 
@@ -121,9 +121,9 @@ def test_looking_draws_nothing_from_a_generator(name: str) -> None:
     plain = run(watch=False, grad=False)
     assert not torch.equal(*plain)
     for options in ((True, False), (False, True), (True, True)):
-        again = run(watch=options[0], grad=options[1])
-        assert torch.equal(plain[0], again[0])
-        assert torch.equal(plain[1], again[1])
+        observed = run(watch=options[0], grad=options[1])
+        assert torch.equal(plain[0], observed[0])
+        assert torch.equal(plain[1], observed[1])
 
 
 @pytest.mark.parametrize("shape", [(0,), (4, 0), (0, 4), (3, 0, 5)])
@@ -144,8 +144,8 @@ def test_a_number_as_scale_is_not_rounded_on_its_way() -> None:
     x = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     encoded = qgate.encode(x, "int8", scale=0.1)
     assert encoded.scales.item() == 0.1
-    wanted = definition.quantize(x.numpy(), qgate.Quantizer("int8", scale=0.1), double=True)
-    assert torch.equal(qgate.quantize(x, "int8", scale=0.1), torch.from_numpy(wanted))
+    defined = definition.quantize(x.numpy(), qgate.Quantizer("int8", scale=0.1), double=True)
+    assert torch.equal(qgate.quantize(x, "int8", scale=0.1), torch.from_numpy(defined))
     assert qgate.quantize(x * 1e-60, "int8", scale=1e-60).abs().max() > 0
     assert qgate.quantize(x * 1e60, "int8", scale=1e60).isfinite().all()
 

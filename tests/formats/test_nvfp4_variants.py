@@ -84,8 +84,8 @@ def reference(x: np.ndarray, name: str, tile: int = 1) -> Reference:
             for scale in (e4m3(base), e4m3(base * F32(1.5))):
                 inverse = np.minimum(F32(1) / (scale * decode), np.finfo(F32).max)
                 codes = fp4(block * inverse)
-                known = codes * scale * amax / (F32(6) * largest)
-                off = np.abs(known - block)
+                decoded = codes * scale * amax / (F32(6) * largest)
+                off = np.abs(decoded - block)
                 off = off * off if error == "mse" else off
                 rows = np.zeros(tile, F32)
                 for column in range(16):
@@ -181,9 +181,9 @@ def test_the_definition_says_the_same(name: str, rounding: str, dtype: torch.dty
                 dtype=torch.float64,  # type: ignore[arg-type]
             )
             t = x.to(dtype)
-            wanted = definition.quantize(t.double().numpy(), q, double=dtype == torch.float64)
-            assert_same_bits(q(t), wanted, f"{q} of {dtype}", t)
-            assert_same_bits(q.encode(t).decode(), wanted, "decoded", t)
+            defined = definition.quantize(t.double().numpy(), q, double=dtype == torch.float64)
+            assert_same_bits(q(t), defined, f"{q} of {dtype}", t)
+            assert_same_bits(q.encode(t).decode(), defined, "decoded", t)
 
 
 @pytest.mark.parametrize("name", ["nvfp4_4over6", "mse"])
@@ -193,8 +193,8 @@ def test_the_definition_says_the_same_of_tiles(name: str, shape: tuple[int, ...]
     x = tied(1)[:rows, :columns].reshape(shape)
     for block in ((16, 16), (8, 12), (3, 5)):
         q = qgate.Quantizer(fmt_of(name), block=block, dtype=torch.float64)
-        wanted = definition.quantize(x.double().numpy(), q)
-        assert_same_bits(q(x), wanted, f"{q}")
+        defined = definition.quantize(x.double().numpy(), q)
+        assert_same_bits(q(x), defined, f"{q}")
 
 
 def test_a_row_is_a_tensor_of_its_own() -> None:

@@ -29,13 +29,13 @@ Shares = tuple[float, float]
 
 
 def by_report(x: Tensor, name: str, _folder: Path) -> Shares:
-    told = qgate.formats.report(x, name)
-    return told.saturated_share, told.flushed_share
+    losses = qgate.formats.report(x, name)
+    return losses.saturated_share, losses.flushed_share
 
 
 def by_drawing(x: Tensor, name: str, _folder: Path) -> Shares:
-    told = pool_of(x, [name]).summary()["formats"][name]
-    return told["upper"] + told["lower"], told["flushed"]
+    summary = pool_of(x, [name]).summary()["formats"][name]
+    return summary["upper"] + summary["lower"], summary["flushed"]
 
 
 def by_gate(x: Tensor, name: str, folder: Path) -> Shares:
@@ -51,8 +51,8 @@ def by_gate(x: Tensor, name: str, folder: Path) -> Shares:
 
 def by_collector(x: Tensor, name: str, _folder: Path) -> Shares:
     reading = read(x, None, 0)
-    told = shares_of(name, figures_of(reading), blocks_of(reading))
-    return told[f"{name}.saturated_share"], told[f"{name}.flushed_share"]
+    shares = shares_of(name, figures_of(reading), blocks_of(reading))
+    return shares[f"{name}.saturated_share"], shares[f"{name}.flushed_share"]
 
 
 def by_sweep(x: Tensor, name: str, _folder: Path) -> Shares:
@@ -60,7 +60,7 @@ def by_sweep(x: Tensor, name: str, _folder: Path) -> Shares:
         swept = qgate.sweep(x, name, granularity="block", max_exp=0, min_exp=0)
     else:
         swept = qgate.sweep(x, name, max_exp=0, min_exp=0)
-    (level,) = (each for each in swept.levels if each["exponent"] == 0)
+    (level,) = (sweep_level for sweep_level in swept.levels if sweep_level["exponent"] == 0)
     return level["overflow_share"], level["flush_share"]
 
 
@@ -101,16 +101,18 @@ def hard(dtype: torch.dtype) -> Tensor:
 )  # fmt: skip
 def test_there_is_one_answer(name: str, dtype: torch.dtype, caller: Caller, tmp_path: Path) -> None:
     x = hard(dtype).bfloat16().to(dtype)  # wider tensors are counted after rounding to bf16
-    told = qgate.formats.report(x, name)
-    assert told.inf > 0 < told.nan
+    losses = qgate.formats.report(x, name)
+    assert losses.inf > 0 < losses.nan
     assert caller(x, name, tmp_path / "d") == pytest.approx(
-        (told.saturated_share, told.flushed_share), rel=1e-12
+        (losses.saturated_share, losses.flushed_share), rel=1e-12
     )
 
 
 def test_drawing_and_report_know_the_overflow_ratio_of_a_cast() -> None:
     """Count the share of all elements beyond the range, infinities included, before rounding."""
     x = torch.tensor(EXAMPLE).bfloat16()
-    told = pool_of(x, ["fp8_e4m3"]).summary()["formats"]["fp8_e4m3"]
-    assert told["beyond_range"] == qgate.formats.report(x, "fp8_e4m3").beyond_range_share == 3 / 8
+    summary = pool_of(x, ["fp8_e4m3"]).summary()["formats"]["fp8_e4m3"]
+    assert (
+        summary["beyond_range"] == qgate.formats.report(x, "fp8_e4m3").beyond_range_share == 3 / 8
+    )
     assert "beyond_range" not in pool_of(x, ["mxfp4"]).summary()["formats"]["mxfp4_e2m1"]

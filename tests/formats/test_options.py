@@ -155,9 +155,9 @@ def test_encode_asks_what_to_do_with_nan_where_there_is_none(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_codes_have_the_promised_dtypes(name: str) -> None:
     encoded = qgate.encode(X, name)
-    wanted = dict.fromkeys(("int8", "int4", "int2", "mxint8"), torch.int8)
-    wanted |= {"fp16": torch.uint16, "bf16": torch.uint16}
-    assert encoded.codes.dtype == wanted.get(name, torch.uint8)
+    code_dtypes = dict.fromkeys(("int8", "int4", "int2", "mxint8"), torch.int8)
+    code_dtypes |= {"fp16": torch.uint16, "bf16": torch.uint16}
+    assert encoded.codes.dtype == code_dtypes.get(name, torch.uint8)
     assert encoded.codes.shape == X.shape
     fmt = qgate.formats.get(name)
     if fmt.kind == "block":
@@ -171,8 +171,8 @@ def test_decode_to_another_dtype_rounds_once() -> None:
     encoded = qgate.encode(x, "int8", granularity="channel", axis=0)
     exact = encoded.decode(torch.float64)
     bf16 = qgate.formats.get("bf16")
-    once = definition.round_by_list(exact.numpy(), bf16, saturate=False)
-    assert torch.equal(encoded.decode().double(), torch.from_numpy(once))
+    rounded = definition.round_by_list(exact.numpy(), bf16, saturate=False)
+    assert torch.equal(encoded.decode().double(), torch.from_numpy(rounded))
     assert torch.equal(encoded.decode(torch.float32), exact.float())
 
 
@@ -231,11 +231,11 @@ def test_report_counts_what_happens_per_tensor_and_per_block() -> None:
     x[1, 1] = 1.0
     x[1, 33] = math.inf
     effects = qgate.formats.report(x, "mxfp4")
-    told = effects.to_dict()
-    assert told.pop("saturated_error_share") == pytest.approx(
+    counts = effects.to_dict()
+    assert counts.pop("saturated_error_share") == pytest.approx(
         1.9**2 / (1.9**2 + 0.2**2 + 0.01**2 + 0.24**2 + 0.2**2)
     )
-    assert told == {
+    assert counts == {
         "format": "mxfp4_e2m1",
         "elements": 128,
         "finite": 126,
@@ -381,6 +381,6 @@ def test_quantizing_crosses_few_files(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("name", [*qgate.formats.names(), "binary8p3se"])
 def test_codes_travel_between_processes(name: str, copied: Callable[[Any], Any]) -> None:
     encoded = qgate.encode(torch.linspace(-3, 4, 64).reshape(2, 32), name)
-    again = copied(encoded)
-    assert (again.codes.dtype, again.dtype) == (encoded.codes.dtype, encoded.dtype)
-    assert torch.equal(again.decode(), encoded.decode())
+    received = copied(encoded)
+    assert (received.codes.dtype, received.dtype) == (encoded.codes.dtype, encoded.dtype)
+    assert torch.equal(received.decode(), encoded.decode())

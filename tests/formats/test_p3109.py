@@ -104,12 +104,12 @@ def test_every_code(name: str) -> None:
 @each_of("name", NAMES)
 def test_every_middle(name: str, rounding: str, saturate: bool) -> None:
     x = hard_numbers(name)
-    wanted = expected(name, x, GFLOAT_MODES[rounding], saturate)
+    by_gfloat = expected(name, x, GFLOAT_MODES[rounding], saturate)
     q = qgate.Quantizer(name, rounding=rounding, saturate=saturate)  # type: ignore[arg-type]
-    assert_same_bits(definition.quantize(x, q), wanted, "the definition", x)
-    assert_same_bits(q(torch.from_numpy(x)), wanted, "float64", x)
-    assert_same_bits(q(torch.from_numpy(x).float()), wanted, "float32", x)
-    assert_same_bits(q.encode(torch.from_numpy(x)).decode(), wanted, "codes", x)
+    assert_same_bits(definition.quantize(x, q), by_gfloat, "the definition", x)
+    assert_same_bits(q(torch.from_numpy(x)), by_gfloat, "float64", x)
+    assert_same_bits(q(torch.from_numpy(x).float()), by_gfloat, "float32", x)
+    assert_same_bits(q.encode(torch.from_numpy(x)).decode(), by_gfloat, "codes", x)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -117,10 +117,10 @@ def test_every_middle(name: str, rounding: str, saturate: bool) -> None:
 def test_every_sixteen_bit_number(name: str, dtype: torch.dtype) -> None:
     x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     for saturate in (True, False):
-        wanted = expected(name, x.double().numpy(), RoundMode.TiesToEven, saturate)
+        by_gfloat = expected(name, x.double().numpy(), RoundMode.TiesToEven, saturate)
         q = qgate.Quantizer(name, saturate=saturate, dtype=torch.float64)
-        assert_same_bits(q(x), wanted, name, x)
-    assert_same_bits(q(x[:1000]), wanted[:1000], "without a table", x[:1000])
+        assert_same_bits(q(x), by_gfloat, name, x)
+    assert_same_bits(q(x[:1000]), by_gfloat[:1000], "without a table", x[:1000])
 
 
 @each_of("name", NAMES)
@@ -128,8 +128,8 @@ def test_losses(name: str) -> None:
     fmt, x = qgate.formats.get(name), hard_numbers(name)
     info, finite = info_of(name), np.isfinite(x)
     lowest = info.min
-    wanted = expected(name, x, RoundMode.TiesToEven, False)
-    stays = np.isfinite(wanted)
+    by_gfloat = expected(name, x, RoundMode.TiesToEven, False)
+    stays = np.isfinite(by_gfloat)
     lost = qgate.formats.report(torch.from_numpy(x), name) + Losses()
     assert (lost.upper, lost.lower) == (
         int((finite & (x > 0) & ~stays).sum()),
@@ -151,8 +151,8 @@ def test_scales_and_idempotence(name: str, options: dict[str, object]) -> None:
     x = torch.randn(40, 70, generator=torch.Generator().manual_seed(0)) * 3
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         q = qgate.Quantizer(name, dtype=torch.float64, **options)  # type: ignore[arg-type]
-        wanted = definition.quantize(x.to(dtype).double().numpy(), q)
-        assert_same_bits(q(x.to(dtype)), wanted, str(q))
+        defined = definition.quantize(x.to(dtype).double().numpy(), q)
+        assert_same_bits(q(x.to(dtype)), defined, str(q))
     encoded = qgate.encode(x.double(), name, **options)  # type: ignore[arg-type]
     y = encoded.decode()
     if options != {"granularity": "block", "block": 32}:

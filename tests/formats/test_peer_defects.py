@@ -151,10 +151,10 @@ def test_mx_rounds_ties_to_even_unless_told_otherwise(fmt: str) -> None:
         "mxint8": ([64.5, 65.5, 2.5], [64.0, 66.0, 2.0], [65.0, 66.0, 3.0]),
     }
     unit = 1 / 64 if fmt == "mxint8" else 1.0
-    given, even, away = ([n * unit for n in numbers] for numbers in ties[fmt])
+    inputs, even, away = ([n * unit for n in numbers] for numbers in ties[fmt])
     x = torch.zeros(32)
     x[0] = 2.0 ** MX[fmt][1]
-    x[1:4], x[4:7] = torch.tensor(given), -torch.tensor(given)
+    x[1:4], x[4:7] = torch.tensor(inputs), -torch.tensor(inputs)
     assert both(x, fmt)[1:7].tolist() == [*even, *(-v for v in even)]
     assert both(x, fmt, rounding="away")[1:7].tolist() == [*away, *(-v for v in away)]
 
@@ -196,8 +196,8 @@ def test_rceil_takes_the_next_scale_just_above_a_largest_value(fmt: str) -> None
         edges = [largest * 2.0**s for s in exponents]
         before, after = [pred(e, number) for e in edges], [succ(e, number) for e in edges]
         for amax, codes in ((edges, on), (before, on), (after, above)):
-            found = scale_codes(torch.tensor(amax, dtype=dtype), fmt, scale_rule="rceil")
-            assert found == codes
+            scale_code = scale_codes(torch.tensor(amax, dtype=dtype), fmt, scale_rule="rceil")
+            assert scale_code == codes
 
 
 @EVERY_MX

@@ -50,9 +50,9 @@ def test_what_torch_prints_on_cuda(offset: int) -> None:
 def test_a_large_tensor_uses_all_words_of_a_call() -> None:
     """Of 2048 numbers by 2 blocks of 256 threads, each thread draws one call of four words."""
     words = Philox(7, 8, "torch", blocks=2).words(4096)
-    for place in (0, 511, 512, 1600, 2047, 2048, 4095):
-        counter = torch.tensor([8 // 4 + place // 2048, 0, place % 512, 0])
-        assert words[place] == philox(counter, 7)[place % 2048 // 512]
+    for index in (0, 511, 512, 1600, 2047, 2048, 4095):
+        counter = torch.tensor([8 // 4 + index // 2048, 0, index % 512, 0])
+        assert words[index] == philox(counter, 7)[index % 2048 // 512]
 
 
 KERNEL = """
@@ -104,8 +104,8 @@ def test_draws_follow_the_element_not_the_way_it_is_computed(name: str, generato
         words = generator.uniform(tuple(long.shape), CPU)
         last = RandomWords((words[-24:] * 2.0**32).long())
         if generator.layout == "words":
-            there = qgate.Quantizer(name, rounding="stochastic", generator=last)
-            assert torch.equal(whole[-24:], there(long[-24:]))
+            late_quantizer = qgate.Quantizer(name, rounding="stochastic", generator=last)
+            assert torch.equal(whole[-24:], late_quantizer(long[-24:]))
 
 
 def test_bf16_is_rounded_as_kernels_do_that_add_bits_and_cut() -> None:

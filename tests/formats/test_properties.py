@@ -108,14 +108,14 @@ def test_idempotent_at_fixed_scales(name: str, x: np.ndarray) -> None:
     y = encoded.decode(torch.float64)
     if isinstance(fmt, BlockFormat):
         codes = element.code_values()[encoded.codes.numpy()]
-        again = qgate.quantize(torch.from_numpy(np.asarray(codes)), element)
-        assert torch.equal(again, torch.from_numpy(np.asarray(codes)))
+        requantized = qgate.quantize(torch.from_numpy(np.asarray(codes)), element)
+        assert torch.equal(requantized, torch.from_numpy(np.asarray(codes)))
     elif encoded.scales is not None:
-        given = {"scale": encoded.scales.reshape(())}
+        fixed_scales = {"scale": encoded.scales.reshape(())}
         if encoded.zero_points is not None:
-            given["zero_point"] = encoded.zero_points.reshape(())
-        again = qgate.quantize(y, name, **given)
-        assert torch.equal(again, y)
+            fixed_scales["zero_point"] = encoded.zero_points.reshape(())
+        requantized = qgate.quantize(y, name, **fixed_scales)
+        assert torch.equal(requantized, y)
     else:
         assert torch.equal(qgate.quantize(y, name), y)
 
@@ -191,8 +191,8 @@ def test_granularity_is_each_group_on_its_own(name: str, granularity: str, axis:
     assert torch.equal(encoded.decode(), y)
     shape = list(x.shape)
     shape[axis] = -(-shape[axis] // 4)
-    wanted = {"tensor": [], "channel": [x.shape[axis]], "block": shape}[granularity]
-    assert list(encoded.scales.shape) == wanted
+    scale_shape = {"tensor": [], "channel": [x.shape[axis]], "block": shape}[granularity]
+    assert list(encoded.scales.shape) == scale_shape
     del options["granularity"]
     given_again = qgate.quantize(x, name, scale=encoded.scales, granularity=granularity, **options)
     assert torch.equal(given_again, y)
@@ -210,10 +210,10 @@ def _alone(x: torch.Tensor, fmt: object) -> torch.Tensor:
     def at(scale: float) -> np.ndarray:
         return listed[np.abs(values[..., None] / scale - listed).argmin(-1)] * scale
 
-    found = at(scale)
-    if fmt.name == "hif8" and ((at(1.0) - values) ** 2).sum() <= ((found - values) ** 2).sum():
-        found = at(1.0)
-    return torch.from_numpy(found).float()
+    quantized = at(scale)
+    if fmt.name == "hif8" and ((at(1.0) - values) ** 2).sum() <= ((quantized - values) ** 2).sum():
+        quantized = at(1.0)
+    return torch.from_numpy(quantized).float()
 
 
 @pytest.mark.parametrize("shape", [(), (3, 0), (0, 3)], ids=str)

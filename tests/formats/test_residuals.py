@@ -31,9 +31,9 @@ def slow(x: np.ndarray, bits: int, p: np.ndarray) -> np.ndarray:
     levels = np.array(LLOYD[bits])
     s = float(np.float32(math.sqrt(np.mean(x**2))))
     near = levels[np.abs(x[:, None] / s - levels).argmin(1)] * s
-    rest = x - near
-    signs = np.where(p @ rest >= 0, 1.0, -1.0)
-    length = math.sqrt(float(rest @ rest))
+    residual = x - near
+    signs = np.where(p @ residual >= 0, 1.0, -1.0)
+    length = math.sqrt(float(residual @ residual))
     return np.asarray(near + math.sqrt(math.pi / 2) / len(x) * length * (p.T @ signs))
 
 
@@ -60,12 +60,12 @@ def test_inner_products_are_right_on_average_within_the_published_variance(bits:
         p = Projection(draws.normal(size=(128, 128)).clip(-7.9, 7.9))
         fmt = ResidualFormat("drawn", first.element, first, p)
         estimates.append((qgate.quantize(x, fmt) * y).sum(1))
-    seen, right = torch.stack(estimates), (x * y).sum(1)
-    rest = (qgate.quantize(x, first) - x).square().sum(1)
-    bound = math.pi / 2 / 128 * rest
-    assert (seen.var(0) < 1.25 * bound).all()
-    assert ((seen.mean(0) - right).abs() < 4.5 * (bound / 300).sqrt()).all()
-    error = (seen - right).square().mean(0) / x.square().sum(1) * 128
+    products, right = torch.stack(estimates), (x * y).sum(1)
+    residual_norm = (qgate.quantize(x, first) - x).square().sum(1)
+    bound = math.pi / 2 / 128 * residual_norm
+    assert (products.var(0) < 1.25 * bound).all()
+    assert ((products.mean(0) - right).abs() < 4.5 * (bound / 300).sqrt()).all()
+    error = (products - right).square().mean(0) / x.square().sum(1) * 128
     assert DISTORTIONS[bits] * 0.75 < error.mean() < DISTORTIONS[bits] * 1.3
     many = torch.randn(4000, 128, dtype=torch.float64, generator=generator)
     share = (qgate.quantize(many, first) * many).sum() / many.square().sum()

@@ -55,8 +55,8 @@ def test_the_definition_says_the_same(name: str, dtype: torch.dtype) -> None:
     x[0, 1, 3], x[1, 2, 20] = math.nan, math.inf
     for signs in (SIGNS, [1, -1], [1, -1, -1, -1, 1, 1, 1, 1]):
         q = qgate.Quantizer(name, rotation=signs, dtype=torch.float64)
-        wanted = definition.quantize(x.double().numpy(), q, double=dtype == torch.float64)
-        assert_same_bits(q(x), wanted, f"{q} of {dtype}", x)
+        defined = definition.quantize(x.double().numpy(), q, double=dtype == torch.float64)
+        assert_same_bits(q(x), defined, f"{q} of {dtype}", x)
         assert qgate.quantize(x, name, rotation=torch.tensor(signs)).dtype == dtype
 
 
@@ -90,12 +90,12 @@ def test_outliers_are_spread_and_products_kept() -> None:
     exact = x.double() @ w.double().T
 
     def error(**options: Any) -> float:
-        a, b = (qgate.quantize(each, "int4", dtype=torch.float64, **options) for each in (x, w))
+        a, b = (qgate.quantize(factor, "int4", dtype=torch.float64, **options) for factor in (x, w))
         return float((a @ b.T - exact).norm() / exact.norm())
 
     assert error(rotation=SIGNS) < 0.8 * error()
     # Codes of rotated factors have the product of the numbers that are turned back.
-    codes = [qgate.encode(each, "int8", rotation=SIGNS) for each in (x, w)]
+    codes = [qgate.encode(operand, "int8", rotation=SIGNS) for operand in (x, w)]
     rotated = [c.codes.double() * c.scales.double() for c in codes]
     back = [c.decode(torch.float64) for c in codes]
     assert torch.allclose(rotated[0] @ rotated[1].T, back[0] @ back[1].T, rtol=1e-12)
@@ -112,8 +112,8 @@ def test_gradients_pass_through_both_rotations() -> None:
     h = torch.from_numpy(matrix(SIGNS))
     turned = x.detach().double().view(-1, 16) @ h
     inside = (turned / 0.01).round().abs() <= 127
-    wanted = ((direction.double().view(-1, 16) @ h) * inside) @ h.T
-    assert torch.allclose(x.grad.double().view(-1, 16), wanted, atol=1e-5)
+    expected_grad = ((direction.double().view(-1, 16) @ h) * inside) @ h.T
+    assert torch.allclose(x.grad.double().view(-1, 16), expected_grad, atol=1e-5)
     assert 0 < inside.double().mean() < 1
 
 

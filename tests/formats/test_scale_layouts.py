@@ -74,7 +74,7 @@ def test_packed_columns_are_those_of_deepgemm(shape: tuple[int, int]) -> None:
     for row in range(0, rows, 7):
         for first in range(0, blocks, 4):
             bytes_of = [int(s) for s in scales[row, first : first + 4]]
-            word = sum(byte << 8 * place for place, byte in enumerate(bytes_of))
+            word = sum(byte << 8 * byte_index for byte_index, byte in enumerate(bytes_of))
             assert int(words[first // 4 * aligned + row]) & 0xFFFFFFFF == word
     floats = scales.float()
     strided = torch.zeros(blocks, aligned).T

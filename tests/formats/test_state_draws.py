@@ -54,10 +54,12 @@ def carried(x: float, bits: int) -> float:
 def by_threads(x: torch.Tensor, source: StatePhilox, strides: tuple[int, ...]) -> list[float]:
     result = []
     for index in np.ndindex(*x.shape):
-        place = source.offset + sum(i * stride for i, stride in zip(index, strides, strict=True))
+        storage_index = source.offset + sum(
+            i * stride for i, stride in zip(index, strides, strict=True)
+        )
         column, number = index[-1], float(x[index])
         shared = {"vllm": 1, "vllm-pairs": 2, "flashinfer": 4}[source.order]
-        counter = place - column % shared * strides[-1]
+        counter = storage_index - column % shared * strides[-1]
         words = philox_words([counter % 2**32, counter >> 32, 0, 0], source.seed, source.rounds)
         if source.order == "vllm":
             result.append(emulated(number, words[0]))

@@ -127,8 +127,8 @@ def missed(lines: dict[Line, str], entered: Entered, without: str = "") -> list[
     """List lines that no test of the suite enters, with their functions."""
     tests = [test for test, *_ in entered if test not in (EXPLORED, without)]
     assert tests
-    seen = {line for (test, *_), some in entered.items() if test in tests for line in some}
-    return [(name, text_of(line)) for line, name in lines.items() if line not in seen]
+    entered_lines = {line for (test, *_), some in entered.items() if test in tests for line in some}
+    return [(name, text_of(line)) for line, name in lines.items() if line not in entered_lines]
 
 
 def test_every_path_is_entered(lines: dict[Line, str], entered: Entered) -> None:
@@ -170,7 +170,7 @@ def test_each_family_and_each_dtype_enters_what_it_can(
     by_exploration: dict[tuple[str, ...], set[object]] = {}
     for (test, family, dtype), some in entered.items():
         record = by_exploration if test == EXPLORED else by_suite
-        known = {
+        source_lines = {
             line
             for line in some
             if line in lines
@@ -178,8 +178,10 @@ def test_each_family_and_each_dtype_enters_what_it_can(
             and not is_outside(lines[line], text_of(line))
         }
         for key in ((family,), (dtype,)):
-            record.setdefault(key, set()).update((lines[line], text_of(line)) for line in known)
-        record.setdefault((family, dtype), set()).update(lines[line] for line in known)
+            record.setdefault(key, set()).update(
+                (lines[line], text_of(line)) for line in source_lines
+            )
+        record.setdefault((family, dtype), set()).update(lines[line] for line in source_lines)
     assert len(by_exploration) == 8 + 4 + 32
     lacking = {
         key: some - by_suite.get(key, set())

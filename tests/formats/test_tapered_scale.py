@@ -60,8 +60,8 @@ def groups(x: torch.Tensor, options: dict) -> list[tuple[slice, slice]]:
     if options["granularity"] == "tensor":
         return [(slice(None), slice(None))]
     if options["granularity"] == "channel":
-        each = [slice(i, i + 1) for i in range(x.shape[axis])]
-        return [(i, slice(None)) if axis == 0 else (slice(None), i) for i in each]
+        slices = [slice(i, i + 1) for i in range(x.shape[axis])]
+        return [(i, slice(None)) if axis == 0 else (slice(None), i) for i in slices]
     return [
         (slice(r, r + size), slice(c, c + 1))
         if axis == 0
@@ -90,8 +90,8 @@ def test_each_group_takes_the_better_of_two_scales(
     number = np.float64 if dtype == torch.float64 else np.float32
     exact = x.double().numpy()
     expected = np.empty_like(exact)
-    for place in groups(x, options):
-        expected[place] = better(exact[place].ravel(), number).reshape(exact[place].shape)
+    for group in groups(x, options):
+        expected[group] = better(exact[group].ravel(), number).reshape(exact[group].shape)
     q = qgate.Quantizer("hif8", dtype=torch.float64, **options)
     y = q(x)
     assert np.array_equal(y.numpy(), expected)
@@ -119,10 +119,10 @@ def test_every_16_bit_number_alone(dtype: torch.dtype) -> None:
     assert np.isnan(scales[~finite]).all()
     assert (scales[finite & own] == 1).all()
     assert (scales[finite & ~own] != 1).all()
-    wanted = definition.quantize(exact, q)
-    assert np.array_equal(encoded.decode().numpy(), wanted, equal_nan=True)
-    assert np.array_equal(q(every).numpy(), wanted, equal_nan=True)
-    assert np.allclose(wanted[finite], exact[finite], rtol=1e-6, atol=2.0**-149)
+    defined = definition.quantize(exact, q)
+    assert np.array_equal(encoded.decode().numpy(), defined, equal_nan=True)
+    assert np.array_equal(q(every).numpy(), defined, equal_nan=True)
+    assert np.allclose(defined[finite], exact[finite], rtol=1e-6, atol=2.0**-149)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -145,12 +145,12 @@ def test_large_16_bit_tensors_are_counted_and_give_the_same(factor: float) -> No
 
 def test_random_rounding_draws_nothing_for_the_choice() -> None:
     x = torch.randn(500, generator=torch.Generator().manual_seed(0)) * 1e-5
-    drawn = []
+    roundings = []
     for scale in ({"granularity": "tensor"}, {"scale": float(x.abs().max()) / 32768}):
         generator = torch.Generator().manual_seed(7)
         options = {"rounding": "stochastic", "generator": generator, **scale}
-        drawn.append(qgate.quantize(x, "hif8", **options))
-    assert torch.equal(*drawn)
+        roundings.append(qgate.quantize(x, "hif8", **options))
+    assert torch.equal(*roundings)
 
 
 @pytest.mark.parametrize("factor", [1e200, 1e-200, 1e307])
@@ -168,10 +168,10 @@ def test_a_group_with_nan_is_nan_and_inf_takes_the_largest_scale() -> None:
     x[0, 0], x[1, 0] = math.nan, math.inf
     y = qgate.quantize(x, "hif8", granularity="channel", axis=0)
     assert y.isnan().all()
-    kept = qgate.encode(x, "hif8", granularity="channel", axis=0, inf="saturate")
-    assert kept.scales is not None
-    assert kept.scales[0].isnan().all()
-    assert float(kept.scales[1]) == float(np.float32(np.finfo(np.float32).max / 32768))
+    saturated = qgate.encode(x, "hif8", granularity="channel", axis=0, inf="saturate")
+    assert saturated.scales is not None
+    assert saturated.scales[0].isnan().all()
+    assert float(saturated.scales[1]) == float(np.float32(np.finfo(np.float32).max / 32768))
 
 
 def test_without_saturation_the_choice_is_of_what_comes_out() -> None:

@@ -45,8 +45,8 @@ def dense(dtype: torch.dtype, values: Tensor = VALUES) -> Tensor:
     """Return distinct values of a dtype, positive ones where it has no others."""
     if values.min() < 0 and dtype in (*WHOLE, torch.float8_e8m0fnu):
         values = values.abs() + 0.25
-    made: Tensor = (values > 2) if dtype == torch.bool else values.to(dtype)
-    return made
+    plain: Tensor = (values > 2) if dtype == torch.bool else values.to(dtype)
+    return plain
 
 
 def fake(x: Tensor) -> Tensor:
@@ -183,30 +183,30 @@ def cells() -> Iterator[tuple[str, str, torch.dtype, Tensor]]:
 @proof
 @pytest.mark.filterwarnings("ignore")
 def test_a_tensor_gives_the_value_of_its_plain_copy_or_a_sentence() -> None:
-    wanted: dict[tuple[str, torch.dtype], tuple[str, object]] = {}
-    wrong, seen, values = [], 0, 0
+    plain_outcomes: dict[tuple[str, torch.dtype], tuple[str, object]] = {}
+    wrong, case_count, values = [], 0, 0
     for name, layout, dtype, x in cells():
         function, head = FUNCTIONS[name], name.split(",")[0]
         key = name, dtype
-        if key not in wanted:
-            wanted[key] = outcome(function, dense(dtype).clone())
+        if key not in plain_outcomes:
+            plain_outcomes[key] = outcome(function, dense(dtype).clone())
         kind, result = outcome(function, x)
-        seen, values = seen + 1, values + (kind == "value")
+        case_count, values = case_count + 1, values + (kind == "value")
         takes = TAKES.get(head, TAKES.get(head.split(" ")[0], ()))
         if layout in PLAIN and dtype in takes:
-            right = kind == "value" and result == wanted[key][1]
+            right = kind == "value" and result == plain_outcomes[key][1]
         elif kind == "value":
             # A tracer's tensor has a shape and a dtype; anything else has no value.
             is_conjugate = layout == "conjugate" and dtype in takes
-            right = is_conjugate and result == wanted[key][1]
+            right = is_conjugate and result == plain_outcomes[key][1]
             right |= head.startswith("quantize") and layout in ("meta", "fake") and dtype in FLOATS
         else:
             right = isinstance(result, Exception) and is_sentence(result)
         if not right:
             wrong.append(f"{name} of {dtype} {layout}: {kind} {str(result)[:90]!r}")
-    assert seen >= 2000, seen
+    assert case_count >= 2000, case_count
     assert values >= 250, values
-    assert not wrong, f"{len(wrong)} of {seen}:\n" + "\n".join(wrong[:40])
+    assert not wrong, f"{len(wrong)} of {case_count}:\n" + "\n".join(wrong[:40])
 
 
 # The dtypes that an option takes as a tensor, one number for each element.
@@ -223,15 +223,15 @@ def test_an_option_is_that_of_its_plain_copy_or_a_sentence(option: str) -> None:
         options = {"scale": scales} | {option: given}
         return qgate.quantize(x, "int8", granularity="block", block=1, **options)  # type: ignore[arg-type]
 
-    wanted = outcome(use, whole.float())
-    assert wanted[0] == "value"
-    assert wanted != outcome(use, whole.float() + 1)
+    plain_outcome = outcome(use, whole.float())
+    assert plain_outcome[0] == "value"
+    assert plain_outcome != outcome(use, whole.float() + 1)
     wrong, values = [], 0
     for layout, dtype, given in tensors(whole):
         kind, result = outcome(use, given)
         values += kind == "value"
         if layout in PLAIN and dtype in OPTIONS[option]:
-            right = (kind, result) == wanted
+            right = (kind, result) == plain_outcome
         else:
             right = isinstance(result, Exception) and is_sentence(result)
         if not right:
@@ -346,7 +346,7 @@ def test_a_subclass_is_refused_with_its_way_out(make: Callable[[], Tensor], way_
     wrong = {name: outcome(function, x) for name, function in FUNCTIONS.items()}
     wrong |= {"kernel": outcome(lambda x: check_kernel(torch.neg, x, like=torch.neg), x)}
     right = f"a tensor of type {type(x).__name__}; call {way_out} first"
-    assert {name: told for name, told in wrong.items() if right not in str(told[1])} == {}
+    assert {name: answer for name, answer in wrong.items() if right not in str(answer[1])} == {}
 
 
 @pytest.mark.parametrize("format", ["fp8_e4m3", "int8", "mxfp8_e4m3", "bf16"])

@@ -50,7 +50,7 @@ class Thread:
 
 def words_of_threads(source: TransformerEnginePhilox) -> dict[tuple[int, int], int]:
     """The word of each four elements of some threads, by the row and column of the first."""
-    drawn = {}
+    words = {}
     wide = -(-COLUMNS // 128)
     for tile_y in range(2):
         for tile_x in range(wide):
@@ -67,8 +67,8 @@ def words_of_threads(source: TransformerEnginePhilox) -> dict[tuple[int, int], i
                             start = (wave + lane_group) * 8 % 16
                             for four in range(2):
                                 column = tile_x * 128 + number % 8 * 16 + start + four * 4
-                                drawn[row, column] = thread.take()
-    return drawn
+                                words[row, column] = thread.take()
+    return words
 
 
 @pytest.mark.parametrize(

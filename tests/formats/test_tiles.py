@@ -56,8 +56,8 @@ def test_the_weights_of_deepseek(shape: tuple[int, int]) -> None:
     y = tiled("fp8_e4m3", 128, 128)(x)
     assert torch.equal(y, values.float())
     assert torch.equal(encoded.decode(), y)
-    again = qgate.quantize(x, "fp8_e4m3", granularity="block", block=(128, 128), scale=scales)
-    assert torch.equal(again, y)
+    requantized = qgate.quantize(x, "fp8_e4m3", granularity="block", block=(128, 128), scale=scales)
+    assert torch.equal(requantized, y)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -138,12 +138,12 @@ def test_samples_of_tiles_are_held_against_the_definition(fmt: str) -> None:
         q = tiled(fmt, 16, 16)
         y, places = q(x), torch.zeros(x.shape)
         for sample in sample_groups(x, q):
-            wanted = torch.from_numpy(define_groups(sample, q, x)).float()
-            assert not differing(sample.of(y), wanted).any()
+            defined = torch.from_numpy(define_groups(sample, q, x)).float()
+            assert not differing(sample.of(y), defined).any()
             row = sample.rows.shape[0] - 1
-            place = sample.place(x.shape, row, 0)
-            assert x[place] == sample.rows[row, 0]
-            places[place] = 1
+            index = sample.place(x.shape, row, 0)
+            assert x[index] == sample.rows[row, 0]
+            places[index] = 1
         assert places.any()
 
 

@@ -158,8 +158,8 @@ def test_scales_and_zero_points_are_those_of_torch_observers(name: str, dtype: t
     whole = MinMaxObserver(qscheme=torch.per_tensor_affine, **ends)
     whole(x)
     encoded = qgate.encode(x, name, zero_point="minmax")
-    wanted = [each.item() for each in whole.calculate_qparams()]
-    assert [encoded.scales.item(), encoded.zero_points.item()] == wanted
+    parameters = [parameter.item() for parameter in whole.calculate_qparams()]
+    assert [encoded.scales.item(), encoded.zero_points.item()] == parameters
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -178,11 +178,11 @@ def test_the_definition_says_the_same(name: str, rounding: str, dtype: torch.dty
         {"narrow": True} if name.startswith("i") else {"inf": "saturate"},
     ):
         q = qgate.Quantizer(name, zero_point="minmax", rounding=rounding, **options)
-        wanted = definition.quantize(x.double().numpy(), q, double=dtype == torch.float64)
+        defined = definition.quantize(x.double().numpy(), q, double=dtype == torch.float64)
         ours = q(x) if dtype == torch.float64 else qgate.Quantizer(
             name, zero_point="minmax", rounding=rounding, dtype=torch.float64, **options
         )(x)  # fmt: skip
-        assert np.array_equal(ours.double().numpy(), wanted, equal_nan=True)
+        assert np.array_equal(ours.double().numpy(), defined, equal_nan=True)
 
 
 def test_large_tensors_take_the_table_of_their_scale() -> None:
@@ -190,9 +190,9 @@ def test_large_tensors_take_the_table_of_their_scale() -> None:
     small = qgate.quantize(x, "uint4")
     large = qgate.quantize(x.repeat(16, 16), "uint4")
     assert torch.equal(large[:64, :64], small)
-    given = {"scale": 0.37, "zero_point": 3}
-    large = qgate.quantize(x.repeat(16, 16), "int4", **given)
-    assert torch.equal(large[-64:, -64:], qgate.quantize(x, "int4", **given))
+    options = {"scale": 0.37, "zero_point": 3}
+    large = qgate.quantize(x.repeat(16, 16), "int4", **options)
+    assert torch.equal(large[-64:, -64:], qgate.quantize(x, "int4", **options))
 
 
 def test_zero_is_exact_and_ends_are_codes() -> None:
@@ -248,8 +248,8 @@ def test_nothing_is_lost_with_zero_points_from_x() -> None:
     lost = qgate.formats.report(poisoned, "uint8", **options)
     assert (lost.poisoned, lost.posinf) == (69, 1)
     assert lost + Losses() != Losses()
-    kept = qgate.quantize(poisoned, "uint8", inf="saturate", **options)
-    assert kept.isfinite().all()
+    saturated = qgate.quantize(poisoned, "uint8", inf="saturate", **options)
+    assert saturated.isfinite().all()
 
 
 def test_a_nan_is_stored_as_zero_or_as_the_largest_code() -> None:

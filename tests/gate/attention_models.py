@@ -48,9 +48,9 @@ class Attention(nn.Module):
         if self.cap:
             cap = self.part("cap", self.cap)
             scores = cap * torch.tanh(scores / cap)
-        seen = torch.ones(tokens, tokens, dtype=torch.bool).tril()
-        seen = seen.triu(1 - self.window) if self.window else seen
-        scores = scores.masked_fill(~self.part("seen", seen), -torch.inf).float()
+        mask = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+        mask = mask.triu(1 - self.window) if self.window else mask
+        scores = scores.masked_fill(~self.part("seen", mask), -torch.inf).float()
         if self.sinks is not None:
             sinks = self.part("sinks", self.sinks.float()).view(-1, 1, 1)
             scores = torch.cat([scores, sinks.expand(len(x), -1, tokens, 1)], -1)

@@ -89,12 +89,12 @@ def task_oracle(of: Bench, reference: str, mode: str) -> dict[str, Array]:
     figures: dict[str, list[float]] = {"bits": [], "reference": [], "hits": [], "kl": []}
     for sample in of.model.inputs:
         with torch.no_grad():
-            true, made = (m(sample)[0, :-1].double().softmax(-1).numpy() for m in models)
+            true, predicted = (m(sample)[0, :-1].double().softmax(-1).numpy() for m in models)
         ids = sample[0, 1:].numpy()
-        for name, p in (("bits", made), ("reference", true)):
+        for name, p in (("bits", predicted), ("reference", true)):
             figures[name].append(-np.log2(p[np.arange(len(ids)), ids]).mean())
-        figures["hits"].append((made.argmax(-1) == ids).mean())
-        figures["kl"].append((true * np.log(true / made)).sum(-1).mean())
+        figures["hits"].append((predicted.argmax(-1) == ids).mean())
+        figures["kl"].append((true * np.log(true / predicted)).sum(-1).mean())
     return {name: np.array(of_samples) for name, of_samples in figures.items()}
 
 

@@ -57,7 +57,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         fault, (batch, tokens, _) = self.fault, x.shape
-        size, each = WIDTH // HEADS, HEADS // GROUPS
+        size, repeats = WIDTH // HEADS, HEADS // GROUPS
         q, k, v = (
             of(x).view(batch, tokens, -1, size).transpose(1, 2)
             for of in (self.q_proj, self.k_proj, self.v_proj)
@@ -67,9 +67,9 @@ class Attention(nn.Module):
         if fault == "values turned":
             v = self._turned(v, 0)
         if fault == "heads repeated, not interleaved":
-            k, v = k.repeat(1, each, 1, 1), v.repeat(1, each, 1, 1)
+            k, v = k.repeat(1, repeats, 1, 1), v.repeat(1, repeats, 1, 1)
         else:
-            k, v = k.repeat_interleave(each, 1), v.repeat_interleave(each, 1)
+            k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
         scale = {"scale of padded heads": 32, "scale of the width": WIDTH}.get(fault, size)
         scores = q @ k.mT / math.sqrt(scale)
         if fault == "scores 1 % large":
@@ -104,8 +104,8 @@ class Attention(nn.Module):
                 even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()
             )  # fmt: skip
             return torch.stack(sides, -1).flatten(-2)
-        left, right = x.chunk(2, -1)
-        turned = torch.cat([-right, left], -1)
+        first_half, right = x.chunk(2, -1)
+        turned = torch.cat([-right, first_half], -1)
         if self.fault == "rotary halves swapped":
             turned = -turned
         if self.fault == "rotary positions left out":

@@ -124,8 +124,8 @@ def _attention_by_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _turn_by_complex(x: Tensor) -> Tensor:
     tokens, size = x.shape[-2:]
     angles = torch.arange(tokens)[:, None] * 1e4 ** (-torch.arange(0, size, 2) / size)
-    left, right = x.chunk(2, -1)
-    turned = torch.complex(left, right) * torch.polar(torch.ones_like(angles), angles)
+    first_half, right = x.chunk(2, -1)
+    turned = torch.complex(first_half, right) * torch.polar(torch.ones_like(angles), angles)
     return torch.cat([turned.real, turned.imag], -1)
 
 
@@ -200,8 +200,8 @@ def main() -> int:
     began, sites, red_sites = time.perf_counter(), 0, 0
     for seed in range(args.first, args.first + args.count):
         with tempfile.TemporaryDirectory() as folder:
-            words, held, red = sites_of(seed, Path(folder))
-        sites, red_sites = sites + held, red_sites + len(red)
+            words, site_count, red = sites_of(seed, Path(folder))
+        sites, red_sites = sites + site_count, red_sites + len(red)
         if red:
             print(f"{words}: {'; '.join(red)}", flush=True)
     seconds = time.perf_counter() - began

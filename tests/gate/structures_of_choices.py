@@ -76,8 +76,8 @@ class Recommender(nn.Module):
         first = self.bottom(dense)
         listed = [bag(sparse[:, number]) for number, bag in enumerate(self.bags)]
         stacked = torch.stack([first, *listed], 1)
-        left, right = torch.tril_indices(4, 4, -1)
-        pairs = (stacked @ stacked.mT)[:, left, right]
+        rows, right = torch.tril_indices(4, 4, -1)
+        pairs = (stacked @ stacked.mT)[:, rows, right]
         return torch.sigmoid(self.top(torch.cat([first, pairs], 1)))
 
 
@@ -207,10 +207,10 @@ class DistanceBias(OfTexts):
         query, key, value = (
             y.unflatten(-1, (4, -1)).transpose(1, 2) for y in self.joined(x).chunk(3, -1)
         )
-        place = torch.arange(ids.shape[1])
-        distance = (place[:, None] - place).abs()
+        positions = torch.arange(ids.shape[1])
+        distance = (positions[:, None] - positions).abs()
         bias = -self.get_buffer("slopes")[:, None, None].to(x.dtype) * distance
-        seen = (segments[:, :, None] == segments[:, None]) & (place[:, None] >= place)
-        scores = (query @ key.mT / 8**0.5 + bias).masked_fill(~seen[:, None], float("-inf"))
+        mask = (segments[:, :, None] == segments[:, None]) & (positions[:, None] >= positions)
+        scores = (query @ key.mT / 8**0.5 + bias).masked_fill(~mask[:, None], float("-inf"))
         mixed = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
         return cast(Tensor, self.head(x + self.out(mixed)))

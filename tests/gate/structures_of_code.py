@@ -148,9 +148,11 @@ class Rotated(OfTexts):
     @staticmethod
     def _turned(x: Tensor) -> Tensor:
         angles = torch.arange(x.shape[-2])[:, None] / 100.0 ** (torch.arange(4) / 4)
-        left, right = x.float().chunk(2, -1)
+        first_half, right = x.float().chunk(2, -1)
         cosine, sine = angles.cos(), angles.sin()
-        turned = torch.cat([left * cosine - right * sine, right * cosine + left * sine], -1)
+        turned = torch.cat(
+            [first_half * cosine - right * sine, right * cosine + first_half * sine], -1
+        )
         return turned.to(x.dtype)
 
 
@@ -196,8 +198,8 @@ class Ensemble(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Any]:
         x = F.relu(self.embed(x))
         x = torch.baddbmm(self.weights["bias"], x.expand(4, -1, -1), self.weights["first"])
-        each = F.relu(x) @ self.weights["last"]
-        return {"mean": each.mean(0), "spread": [each.var(0)]}
+        hidden = F.relu(x) @ self.weights["last"]
+        return {"mean": hidden.mean(0), "spread": [hidden.var(0)]}
 
 
 class OneNumber(nn.Module):

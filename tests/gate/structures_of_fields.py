@@ -193,8 +193,8 @@ class Segmentation(nn.Module):
         self.head = nn.Conv2d(32, 4, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        left = F.silu(self.first(x))
-        low = self.narrow(F.silu(self.norm(self.second(left))))
+        skip = F.silu(self.first(x))
+        low = self.narrow(F.silu(self.norm(self.second(skip))))
         up = F.interpolate(low, scale_factor=2, mode="bilinear", align_corners=False)
-        joined = self.head(torch.cat([left, up], 1))
+        joined = self.head(torch.cat([skip, up], 1))
         return F.interpolate(joined, size=x.shape[-2:], mode="nearest")

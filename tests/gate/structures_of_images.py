@@ -142,9 +142,9 @@ class VolumeUnet(nn.Module):
         self.last = nn.Conv3d(16, 2, 3, padding=1)
 
     def forward(self, volumes: Tensor) -> Tensor:
-        left = F.leaky_relu(self.first(volumes), 0.01)
-        low = F.leaky_relu(self.norm(self.down(left)), 0.01)
-        return cast(Tensor, self.last(torch.cat([left, self.up(low)], 1)))
+        skip = F.leaky_relu(self.first(volumes), 0.01)
+        low = F.leaky_relu(self.norm(self.down(skip)), 0.01)
+        return cast(Tensor, self.last(torch.cat([skip, self.up(low)], 1)))
 
 
 class SpeechEncoder(nn.Module):

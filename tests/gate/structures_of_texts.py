@@ -155,8 +155,8 @@ class GroupedExperts(OfTexts):
         weights = (weights / weights.sum(-1, keepdim=True) * 1.5).to(x.dtype)
         y = self.shared(rows)
         for number, expert in enumerate(self.experts):
-            row, place = (chosen == number).nonzero(as_tuple=True)
-            y = y.index_add(0, row, expert(rows[row]) * weights[row, place, None])
+            row, slots = (chosen == number).nonzero(as_tuple=True)
+            y = y.index_add(0, row, expert(rows[row]) * weights[row, slots, None])
         return x + y.view_as(x)
 
 
@@ -297,8 +297,8 @@ class StopsEarly(OfTexts):
                 break
             state = torch.tanh(self.into(x[:, token]) + self.again(state))
             outputs.append(state)
-        rest = [state] * (ids.shape[1] - len(outputs))
-        return cast(Tensor, self.head(torch.stack(outputs + rest, 1)))
+        padding = [state] * (ids.shape[1] - len(outputs))
+        return cast(Tensor, self.head(torch.stack(outputs + padding, 1)))
 
 
 class MaskedEncoder(OfTexts):

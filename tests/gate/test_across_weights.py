@@ -71,12 +71,12 @@ class Product(nn.Module):
 def network() -> nn.Module:
     """Blocks whose weights have rows of many sizes, as trained ones have."""
     torch.manual_seed(0)
-    made = Stack(Block)
+    stack = Stack(Block)
     with torch.no_grad():
-        for module in made.modules():
+        for module in stack.modules():
             if isinstance(module, nn.Linear):
                 module.weight *= torch.logspace(-1, 0.3, len(module.weight))[:, None]
-    return made
+    return stack
 
 
 def noisy(made: nn.Module, share: float = 0.01) -> nn.Module:
@@ -118,9 +118,9 @@ def gates_of(made: nn.Module, folder: Path, cast: Cast = rounded, **options: obj
 
 def outcomes(of: ModelGates, mode: str = "mine") -> list[Outcome]:
     of.check_baseline()
-    found = of.bench.setup.select(mode, of.bench.model)[0]
-    layers = [of.layer("layer_outputs", found, layer) for layer in of.bench.layers]
-    return [*layers, of.outputs("outputs", found)]
+    selected = of.bench.setup.select(mode, of.bench.model)[0]
+    layers = [of.layer("layer_outputs", selected, layer) for layer in of.bench.layers]
+    return [*layers, of.outputs("outputs", selected)]
 
 
 def failures(of: ModelGates, mode: str = "mine") -> list[str]:
@@ -130,10 +130,10 @@ def failures(of: ModelGates, mode: str = "mine") -> list[str]:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("recorded")
-    made = gates_of(network(), folder, updating="all")
-    assert failures(made) == []
-    assert failures(made, "int8") == []
-    made.commit()
+    gates = gates_of(network(), folder, updating="all")
+    assert failures(gates) == []
+    assert failures(gates, "int8") == []
+    gates.commit()
     assert failures(gates_of(network(), folder)) == []
     return folder
 
@@ -144,14 +144,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_right_code_passes_across_weights(
     change: Callable[[nn.Module], nn.Module], mode: str, recorded: Path
 ) -> None:
-    made = gates_of(change(network()), recorded, across_weights=True)
-    assert failures(made, mode) == []
-    across = made.across_weights()
+    gates = gates_of(change(network()), recorded, across_weights=True)
+    assert failures(gates, mode) == []
+    across = gates.across_weights()
     assert across is not None
     stored = Store(recorded, "net").origin()
     assert stored is not None
     assert across["accepted"] == [stored.weights]
-    assert across["weights"] == made.origin().weights != stored.weights
+    assert across["weights"] == gates.origin().weights != stored.weights
     assert across["room"]["carried"] == [0.25, 0.25]
 
 
@@ -167,53 +167,53 @@ def test_planted_faults_fail_across_weights(
 
 
 def test_without_the_option_other_weights_are_an_error_that_names_both_ways(recorded: Path) -> None:
-    made = gates_of(noisy(network()), recorded)
+    gates = gates_of(noisy(network()), recorded)
     with pytest.raises(QgateError) as error:
-        made.check_baseline()
+        gates.check_baseline()
     for words in ("other weights", str(recorded), "--update-baselines", "--across-weights"):
         assert words in str(error.value)
 
 
 def test_across_weights_does_not_mean_other_samples(recorded: Path) -> None:
-    made = gates_of(noisy(network()), recorded, across_weights=True)
-    made.bench.model.inputs = made.bench.model.inputs[:1]
+    gates = gates_of(noisy(network()), recorded, across_weights=True)
+    gates.bench.model.inputs = gates.bench.model.inputs[:1]
     with pytest.raises(QgateError) as error:
-        made.check_baseline()
+        gates.check_baseline()
     assert "the baseline was made with 2 samples" in str(error.value)
     assert "other weights on the same samples only" in str(error.value)
     assert "with other weights (" not in str(error.value)
 
 
 def test_the_same_weights_are_held_as_always(recorded: Path) -> None:
-    made = gates_of(network(), recorded, across_weights=True)
-    (first, *_) = outcomes(made)
+    gates = gates_of(network(), recorded, across_weights=True)
+    (first, *_) = outcomes(gates)
     checks = [check for check in first.verdict.checks if check.kind == "regression"]
     assert {check.allowed for check in checks if check.scope == "local"} == {0.02}
     assert {check.source for check in checks} == {"default"}
-    across = made.across_weights()
+    across = gates.across_weights()
     assert across is not None
     (text,) = across_weights_texts({"across_weights": [across]})
     assert "is of the weights that ran" in text
 
 
 def test_nothing_of_another_model_is_held_across_weights(tmp_path: Path) -> None:
-    made = gates_of(network(), tmp_path, across_weights=True)
-    assert all("no accepted" in line for line in failures(made))
-    assert made.across_weights() is None
+    gates = gates_of(network(), tmp_path, across_weights=True)
+    assert all("no accepted" in line for line in failures(gates))
+    assert gates.across_weights() is None
 
 
 def test_the_room_is_a_limit_like_others(recorded: Path) -> None:
     strict = Policy.from_table({"regression_across_weights": 1e-6})
-    made = gates_of(noisy(network()), recorded, across_weights=True).with_policy(strict)
-    assert failures(made) != []
+    gates = gates_of(noisy(network()), recorded, across_weights=True).with_policy(strict)
+    assert failures(gates) != []
     with pytest.raises(QgateError, match="switches that kind of limit off"):
         Policy.from_table({"regression_across_weights": 1.0})
 
 
 def test_no_candidate_is_left_across_weights(recorded: Path, tmp_path: Path) -> None:
-    made = gates_of(noisy(network()), recorded, of_half_the_bits, across_weights=True)
-    (outcome, *_) = outcomes(made)
-    made.leave_candidate(tmp_path / "candidates", outcome, "a test")
+    gates = gates_of(noisy(network()), recorded, of_half_the_bits, across_weights=True)
+    (outcome, *_) = outcomes(gates)
+    gates.leave_candidate(tmp_path / "candidates", outcome, "a test")
     assert not list(tmp_path.rglob("*.txt"))
 
 
@@ -227,11 +227,11 @@ def test_a_task_is_held_by_what_the_mode_loses() -> None:
         "logits", scope="task", ideal=None, values=values, accepted=accepted,
         parts={"sample_0": {"bits_per_byte": 2.0}},
     )  # fmt: skip
-    held, left_out = comparable(row)
+    comparable_row, left_out = comparable(row)
     assert left_out == [TASK]
-    assert held.compared == ("kl_divergence",)
-    assert held.accepted == {"kl_divergence": 0.1}
-    assert held.values == values, "they are recorded all the same"
+    assert comparable_row.compared == ("kl_divergence",)
+    assert comparable_row.accepted == {"kl_divergence": 0.1}
+    assert comparable_row.values == values, "they are recorded all the same"
     own = dataclasses.replace(row, values={"lost": 0.1}, gated=("lost",), accepted={"lost": 0.1})
     assert comparable(own)[0].compared == ("lost",), "a figure of a suite of one's own"
 
@@ -241,9 +241,9 @@ def test_a_tensor_with_an_ideal_is_held_by_its_budget_and_its_plan() -> None:
         texts={"quantizer": "int8"}, accepted_texts={"quantizer": "int8"},
         gated=("relative_mse", "quantizer"), parts={"worst_channel": {"relative_mse": 1.0}},
     )  # fmt: skip
-    held, left_out = comparable(row)
+    comparable_row, left_out = comparable(row)
     assert left_out == [INSIDE]
-    assert held.compared == ("quantizer",)
+    assert comparable_row.compared == ("quantizer",)
     unquantized, _ = comparable(dataclasses.replace(row, accepted_texts={}))
     assert unquantized.accepted_texts == {"quantizer": "nothing"}, "the plan covers more"
     new, left_out = comparable(dataclasses.replace(row, accepted=None, accepted_texts={}))
@@ -258,27 +258,31 @@ def test_parts_of_single_tokens_and_new_massive_elements_are_left_out() -> None:
     accepted = {
         "relative_mse": 1e-4, "relative_mse@worst_channel": 1e-3, "relative_mse@worst_token": 1e-3
     }  # fmt: skip
-    held, left_out = comparable(carried(parts=parts, accepted=accepted))
+    comparable_row, left_out = comparable(carried(parts=parts, accepted=accepted))
     assert left_out == [TOKEN, MASSIVE]
-    assert [*held.parts] == ["worst_channel", "worst_sample"]
-    assert held.accepted == {"relative_mse": 1e-4, "relative_mse@worst_channel": 1e-3}
-    assert "relative_mse@worst_sample" in held.compared, "what was never accepted is missing"
+    assert [*comparable_row.parts] == ["worst_channel", "worst_sample"]
+    assert comparable_row.accepted == {"relative_mse": 1e-4, "relative_mse@worst_channel": 1e-3}
+    assert "relative_mse@worst_sample" in comparable_row.compared, (
+        "what was never accepted is missing"
+    )
 
 
 def test_the_worst_channel_inside_a_block_is_left_out() -> None:
     parts = {"worst_channel": {"relative_mse": 1e-3}}
     accepted = {"relative_mse": 1e-4, "relative_mse@worst_channel": 1e-3}
-    held, left_out = comparable(measured(ideal=None, parts=parts, accepted=accepted))
-    assert (held.accepted, left_out) == ({"relative_mse": 1e-4}, [CHANNEL])
+    comparable_row, left_out = comparable(measured(ideal=None, parts=parts, accepted=accepted))
+    assert (comparable_row.accepted, left_out) == ({"relative_mse": 1e-4}, [CHANNEL])
     parts = {**parts, "worst_sample": {"relative_mse": 1e-3}}
-    held, left_out = comparable(measured(ideal=None, parts=parts, accepted=accepted))
-    assert (held.accepted, left_out) == (accepted, []), "that of a block's own output stays"
+    comparable_row, left_out = comparable(measured(ideal=None, parts=parts, accepted=accepted))
+    assert (comparable_row.accepted, left_out) == (accepted, []), (
+        "that of a block's own output stays"
+    )
 
 
 def test_what_was_never_accepted_is_not_left_out() -> None:
     parts = {"without_massive": {"relative_mse": 1e-3}}
-    held, left_out = comparable(carried(parts=parts, accepted=None))
-    assert ([*held.parts], left_out) == (["without_massive"], [])
+    comparable_row, left_out = comparable(carried(parts=parts, accepted=None))
+    assert ([*comparable_row.parts], left_out) == (["without_massive"], [])
 
 
 def test_an_isolated_error_is_held_as_it_is() -> None:
@@ -291,8 +295,11 @@ def test_a_recommended_exponent_is_left_out() -> None:
         scope="sweep", ideal=None, values={"exponent": 3.0, "relative_mse": 1e-4},
         gated=("exponent", "relative_mse"), accepted={"exponent": 1.0, "relative_mse": 1e-4},
     )  # fmt: skip
-    held, left_out = comparable(row)
-    assert (held.gated, held.accepted) == (("relative_mse",), {"relative_mse": 1e-4})
+    comparable_row, left_out = comparable(row)
+    assert (comparable_row.gated, comparable_row.accepted) == (
+        ("relative_mse",),
+        {"relative_mse": 1e-4},
+    )
     assert left_out == [EXPONENT]
 
 
@@ -315,20 +322,20 @@ def test_all_gates_of_a_language_model_pass_across_weights(tmp_path: Path) -> No
     first = session(tmp_path, LLAMA, updating="all", sampling=SHORT)
     assert all(outcome.passed for outcome in judged(first))
     first.commit()
-    made = session(tmp_path, LLAMA, across_weights=True)
+    gates = session(tmp_path, LLAMA, across_weights=True)
     noisy(
-        made.bench.model.module, share=0.001
+        gates.bench.model.module, share=0.001
     )  # of few tokens, whose errors change by a third at 0.01
-    made.check_baseline()
-    assert [outcome.text for outcome in judged(made) if outcome.text] == []
-    across = made.across_weights()
+    gates.check_baseline()
+    assert [outcome.text for outcome in judged(gates) if outcome.text] == []
+    across = gates.across_weights()
     assert across is not None
     assert {TASK, INSIDE, TOKEN, EXPONENT, REFERENCE} <= {*across["left_out"]}
-    held, left_out = across_weights_texts({"across_weights": [across]})
-    assert held.startswith(f"held across weights: errors of {LLAMA} (weights ")
-    assert "25 % room (carried), 50 % room (local), 100 % room (task)" in held
+    summary, left_out = across_weights_texts({"across_weights": [across]})
+    assert summary.startswith(f"held across weights: errors of {LLAMA} (weights ")
+    assert "25 % room (carried), 50 % room (local), 100 % room (task)" in summary
     assert left_out.startswith("not compared across weights: ")
-    stale = dataclasses.replace(made.origin(), weights="other")
+    stale = dataclasses.replace(gates.origin(), weights="other")
     other = {**across, "accepted": [stale.weights], "room": {"carried": [0.1, 0.5]}}
     (joined,) = add_across_weights([across], [other])  # type: ignore[list-item]
     assert joined["accepted"] == sorted([*across["accepted"], "other"])

@@ -43,8 +43,8 @@ def of_llama() -> Bench:
 
 
 def rows_at(of: Bench, mode: str, site: str, scope: str = "local") -> Measured:
-    found = of.measure(mode_of(of, mode))
-    (row,) = (each for each in found if (each.site, each.scope) == (site, scope))
+    rows = of.measure(mode_of(of, mode))
+    (row,) = (measured for measured in rows if (measured.site, measured.scope) == (site, scope))
     return row
 
 

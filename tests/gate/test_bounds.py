@@ -12,7 +12,7 @@ from qgate.gate.policy import within
 from qgate.metrics import METRICS
 from qgate.metrics.grades import grade_of
 
-COMPARED = [each.name for each in METRICS if each.direction != "equal"]
+COMPARED = [metric.name for metric in METRICS if metric.direction != "equal"]
 BAD_VALUES = (None, math.nan, math.inf, -math.inf)
 
 

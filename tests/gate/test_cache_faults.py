@@ -42,8 +42,8 @@ def loaded() -> tuple[Model, modes.Calibration]:
 def rows_of(loaded: tuple[Model, modes.Calibration], name: str) -> list[Measured]:
     model, scales = loaded
     mode = modes.find_mode(name, "other")
-    given = scales if mode.calibrated else None
-    quantized = modes.apply(mode, model, given)
+    mode_scales = scales if mode.calibrated else None
+    quantized = modes.apply(mode, model, mode_scales)
     run = ServedCaches(quantized)
     with torch.no_grad(), run.watch():
         quantized.model(torch.cat(list(model.inputs)))
@@ -56,7 +56,7 @@ def findings(rows: list[Measured]) -> dict[str, str]:
     listed: dict[str, str] = {}
     for row in rows:
         leaf = re.split(r"\.(?:self_attn|mixer|mamba|linear_attn|conv)\.", row.site)[1]
-        wrong = [held.about for held in row.conformance if held.share]
+        wrong = [conformance.about for conformance in row.conformance if conformance.share]
         value = row.value("relative_mse@worst_token")
         if row.scope == "isolated" and not (value is not None and value <= row.floor):
             wrong.append((row.why or {})["isolated"])

@@ -94,9 +94,9 @@ def reasons(bench: Bench, mode: str, **attributes: Any) -> dict[str, str]:
 def test_a_factor_below_the_rounding_of_16_bits_is_named(
     mode: str, attributes: dict[str, float], words: str
 ) -> None:
-    told = reasons(small_bench(), mode, **attributes)
-    assert any(words in reason for reason in told.values()), told
-    assert all(site.startswith("blocks.1") for site in told)
+    site_reasons = reasons(small_bench(), mode, **attributes)
+    assert any(words in reason for reason in site_reasons.values()), site_reasons
+    assert all(site.startswith("blocks.1") for site in site_reasons)
 
 
 @share(2)
@@ -110,10 +110,10 @@ def test_right_code_in_16_bits_has_no_factor(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["int8", "bf16"])
 def test_an_activation_that_is_cut_where_no_sample_goes_is_named(mode: str) -> None:
-    told = reasons(small_bench(), mode, most=60.0)
-    assert [*told] == ["blocks.1.down:input"]
-    assert "saturates" in told["blocks.1.down:input"]
-    assert "massive values" in told["blocks.1.down:input"]
+    site_reasons = reasons(small_bench(), mode, most=60.0)
+    assert [*site_reasons] == ["blocks.1.down:input"]
+    assert "saturates" in site_reasons["blocks.1.down:input"]
+    assert "massive values" in site_reasons["blocks.1.down:input"]
 
 
 @always

@@ -108,8 +108,8 @@ PLACES = ModelSites({}, lambda _site: "")
 def conforming(
     values: int, differing_values: int, about: str = "is truncated; first at [0]"
 ) -> Any:
-    held = Conformance("differing_share", values, differing_values, about)
-    row = PLACES.row("layers.0.up:input", "local", 3, conformance=(held,))
+    conformance = Conformance("differing_share", values, differing_values, about)
+    row = PLACES.row("layers.0.up:input", "local", 3, conformance=(conformance,))
     return judge([row], lambda _: Limits(), True)
 
 
@@ -156,7 +156,11 @@ def test_shapes_that_differ_are_told_apart(wrong: Any, right: Any, words: str) -
 def test_every_planned_tensor_is_held(model: str, mode: str) -> None:
     of = bench(model, layers=2)
     rows = [row for row in of.measure(mode_of(of, mode)) if row.conformance]
-    assert all(held.share == 0 and held.values for row in rows for held in row.conformance)
+    assert all(
+        conformance.share == 0 and conformance.values
+        for row in rows
+        for conformance in row.conformance
+    )
     sites = {row.site for row in rows if row.conformance[0].metric == "differing_share"}
     if model == LLAMA and mode == "nvfp4":
         assert sites == set(of.quantized(mode_of(of, mode)).plan.quantizers())
@@ -182,7 +186,7 @@ def test_a_quantized_state_is_held(factor: float) -> None:
     with holding.watch(), torch.no_grad():
         quantized.model(of.model.inputs[0])
     rows = {row.site: row.conformance[0] for row in holding.attach([], PLACES)}
-    wrong = {site for site, held in rows.items() if held.share}
+    wrong = {site for site, conformance in rows.items() if conformance.share}
     assert wrong == (set() if factor == 1 else {"backbone.layers.1.mixer.scan:state"})
     if wrong:
         assert "power of two" in rows[wrong.pop()].about
@@ -200,17 +204,17 @@ def test_one_wrong_weight_at_any_place_is_red(mode: str) -> None:
     for site in draw.sample(sites, 8):
         owner = quantized.model.module.get_submodule(site.module)
         wrong = owner.weight.detach().clone()
-        place = draw.randrange(wrong.numel())
-        wrong.view(-1)[place] = 2 * wrong.view(-1)[place] + 0.125
+        index = draw.randrange(wrong.numel())
+        wrong.view(-1)[index] = 2 * wrong.view(-1)[index] + 0.125
         wrong_one = {"weight": property(lambda _self, w=wrong: w)}
         owner.__class__ = type("Wrong", (type(owner),), wrong_one)
-        row, column = divmod(place, wrong.shape[1])
+        row, column = divmod(index, wrong.shape[1])
         places[site.name] = f"first at [{row}, {column}] of"
     holding = Holding(quantized, of.model, quantized)
     with holding._run.watch(), torch.no_grad():
         quantized.model(of.model.inputs[0])
     rows = {row.site: row.conformance[0] for row in holding.attach([], PLACES)}
-    assert {name for name, held in rows.items() if held.differing} == set(places)
+    assert {name for name, conformance in rows.items() if conformance.differing} == set(places)
     assert all(words in rows[name].about for name, words in places.items())
 
 
@@ -261,16 +265,16 @@ FAULTS = {
 
 
 def test_a_module_agrees_with_itself() -> None:
-    held = agreement()
-    assert held.share == 0
-    assert held.about == "the same in 3 calls and at 13 derived inputs"
+    conformance = agreement()
+    assert conformance.share == 0
+    assert conformance.about == "the same in 3 calls and at 13 derived inputs"
 
 
 @pytest.mark.parametrize("words", FAULTS)
 def test_a_module_that_disagrees_is_named(words: str) -> None:
-    held = agreement(FAULTS[words])
-    assert held.share > 0
-    assert words in held.about or words == "in another order", held.about
+    conformance = agreement(FAULTS[words])
+    assert conformance.share > 0
+    assert words in conformance.about or words == "in another order", conformance.about
 
 
 SHAPES_OF_FAULTS = {
@@ -290,16 +294,16 @@ SHAPES_OF_FAULTS = {
 
 @pytest.mark.parametrize("words", SHAPES_OF_FAULTS)
 def test_a_fault_at_a_shape_that_no_sample_has_is_named(words: str) -> None:
-    held = agreement(lambda x, y, _n: SHAPES_OF_FAULTS[words](x, y), shapes="all")
-    assert held.share > 0
-    assert words in held.about
+    conformance = agreement(lambda x, y, _n: SHAPES_OF_FAULTS[words](x, y), shapes="all")
+    assert conformance.share > 0
+    assert words in conformance.about
     assert agreement(lambda x, y, _n: SHAPES_OF_FAULTS[words](x, y)).share == 0
 
 
 def test_a_right_module_is_right_in_all_shapes() -> None:
-    held = agreement(shapes="all")
-    assert held.share == 0
-    assert held.about.endswith("derived inputs, in 31 shapes of up to 8,192 rows")
+    conformance = agreement(shapes="all")
+    assert conformance.share == 0
+    assert conformance.about.endswith("derived inputs, in 31 shapes of up to 8,192 rows")
     mixed = [Quantizer("int8", granularity="tensor")]
     whole = agreement(lambda x, y, _n: y + 0.01 * x.abs().amax(), shapes="all", quantizers=mixed)
     assert whole.share == 0
@@ -313,9 +317,9 @@ def signs(values: Tensor, call: int) -> Tensor:
 
 
 def test_other_bits_in_a_second_call_are_a_note_within_float_noise() -> None:
-    held = agreement(lambda _x, y, n: y + 2.0**-24 * y * signs(y, n))
-    assert held.share == 0
-    assert "; other bits, within float noise, in call 2 of the same input" in held.about
+    conformance = agreement(lambda _x, y, n: y + 2.0**-24 * y * signs(y, n))
+    assert conformance.share == 0
+    assert "; other bits, within float noise, in call 2 of the same input" in conformance.about
     exact = agreement(lambda _x, y, n: y + 2.0**-24 * y * signs(y, n), is_exact=True)
     assert "gives other values in call 2" in exact.about
     beyond = agreement(lambda _x, y, n: y + 1e-4 * y * signs(y, n))
@@ -378,6 +382,8 @@ def test_a_module_whose_output_is_quantized_agrees_with_itself() -> None:
     of = bench(MAMBA, layers=2)
     mode = mode_of(of, "bf16")
     assert any(":output" in site for site in of.quantized(mode).plan.quantizers())
-    held = [c for row in of.measure(mode) for c in row.conformance]
-    assert sum(c.metric == "disagreeing_share" for c in held) == 2 * 7 + 1, "and the embedding"
-    assert {c.about for c in held if c.differing} == set()
+    conformances = [c for row in of.measure(mode) for c in row.conformance]
+    assert sum(c.metric == "disagreeing_share" for c in conformances) == 2 * 7 + 1, (
+        "and the embedding"
+    )
+    assert {c.about for c in conformances if c.differing} == set()

@@ -57,10 +57,12 @@ def test_fewer_samples_at_a_time_measure_the_same(name: str) -> None:
     bench = bench_of(build)
     with pytest.warns(DeviceMemoryWarning) as caught:
         rows = bench.measure(bench.mode(name))
-    told = [str(w.message) for w in caught if w.category is DeviceMemoryWarning]
-    assert len(told) == 1, told
-    assert told[0].startswith("8 samples of tiny-llama at a time do not fit the memory of GPU 1 (")
-    assert told[0].endswith("; 2 do.")
+    messages = [str(w.message) for w in caught if w.category is DeviceMemoryWarning]
+    assert len(messages) == 1, messages
+    assert messages[0].startswith(
+        "8 samples of tiny-llama at a time do not fit the memory of GPU 1 ("
+    )
+    assert messages[0].endswith("; 2 do.")
     assert bench.at_once == 2
     assert sizes.count(6) == 1, "what did not fit once is not tried again"
     assert [(r.site, r.scope) for r in rows] == [(r.site, r.scope) for r in expected]

@@ -212,8 +212,8 @@ def test_a_static_scale_that_does_not_fit_is_stale(factor: float) -> None:
     torch.manual_seed(0)
     x = torch.randn(8, 64)
     scale = float(x.abs().max()) / 127
-    for given, words in ((scale, ""), (scale * factor, "a stale calibration")):
-        quantizer = Quantizer("int8", granularity="tensor", scale=given)
+    for stored_scale, words in ((scale, ""), (scale * factor, "a stale calibration")):
+        quantizer = Quantizer("int8", granularity="tensor", scale=stored_scale)
         assert words in cast_fault(quantizer(x), x, quantizer)
         assert bool(cast_fault(quantizer(x), x, quantizer)) == bool(words)
 
@@ -251,8 +251,8 @@ def test_a_factor_is_named_below_the_error_of_quantization(factor: float, words:
 
 
 def test_another_tensor_has_no_factor() -> None:
-    made = torch.Generator().manual_seed(0)
-    assert describe_factor(torch.randn(64, 32, generator=made), torch.ones(64, 32)) == ""
+    generator = torch.Generator().manual_seed(0)
+    assert describe_factor(torch.randn(64, 32, generator=generator), torch.ones(64, 32)) == ""
 
 
 @always

@@ -42,8 +42,8 @@ def carrying(verdict: Verdict, plots: Plots) -> list[str]:
 
 def test_rows_that_failed_can_be_drawn_else_the_one_nearest_its_limit() -> None:
     green, red = judged(0.5, 0.99, 0.7), judged(0.5, 3.0, 0.99, 2.0)
-    found = {plots: (carrying(green, plots), carrying(red, plots)) for plots in PLOTS}
-    assert found == {
+    choices = {plots: (carrying(green, plots), carrying(red, plots)) for plots in PLOTS}
+    assert choices == {
         "none": ([], []),
         "failed": ([], ["s1", "s3"]),
         "worst": (["s1"], ["s1", "s3"]),
@@ -68,9 +68,9 @@ def test_what_cannot_be_drawn_has_no_key() -> None:
 @pytest.mark.parametrize(("model", "mode"), [(LLAMA, "int8"), (MAMBA, "2-1")])
 def test_errors_are_drawn_of_every_element_compared(model: str, mode: str) -> None:
     of = bench(model, layers=2, pictures=True)
-    found = of.measure(mode_of(of, mode))
+    rows = of.measure(mode_of(of, mode))
     outputs = of.reference(mode_of(of, mode).basis).tensors
-    for row in found:
+    for row in rows:
         if row.scope == "isolated" or not row.values:
             assert row.conformance or row.scope == "isolated"
             assert row.pictures == ()
@@ -83,7 +83,7 @@ def test_errors_are_drawn_of_every_element_compared(model: str, mode: str) -> No
         relative = row.values["relative_mse"]
         assert (picture["bins"]["edge"] > 0) == (relative > 0)
         assert picture["channel_count"] > 1
-    quantized = [row for row in found if row.scope == "local" and row.quantizer]
+    quantized = [row for row in rows if row.scope == "local" and row.quantizer]
     sizes = sorted(len(json.dumps(row.pictures, separators=(",", ":"))) for row in quantized)
     assert sizes[len(sizes) // 2] < 4096, "records stay small"
 
@@ -105,9 +105,9 @@ def without_pictures(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @proof
 def test_no_verdict_depends_on_what_is_drawn(tmp_path: Path) -> None:
-    made = {plots: session(tmp_path, layers=2, plots=plots) for plots in ("none", "all")}
+    sessions = {plots: session(tmp_path, layers=2, plots=plots) for plots in ("none", "all")}
     gates: list[Any] = []
-    for of in made.values():
+    for of in sessions.values():
         mode, layer = mode_of(of.bench, "int8"), of.bench.layers[0]
         gates.append(
             [
@@ -118,10 +118,10 @@ def test_no_verdict_depends_on_what_is_drawn(tmp_path: Path) -> None:
                 of.canary("canary"),
             ]
         )
-    for plain, drawn in zip(*gates, strict=True):
-        assert plain.text == drawn.text
-        assert plain.record["rows"] == without_pictures(drawn.record["rows"])
-        assert any("pictures" in row for row in drawn.record["rows"])
+    for plain, with_pictures in zip(*gates, strict=True):
+        assert plain.text == with_pictures.text
+        assert plain.record["rows"] == without_pictures(with_pictures.record["rows"])
+        assert any("pictures" in row for row in with_pictures.record["rows"])
 
 
 def test_a_sweep_is_drawn_with_what_it_recommends_and_what_was_accepted() -> None:
@@ -131,8 +131,8 @@ def test_a_sweep_is_drawn_with_what_it_recommends_and_what_was_accepted() -> Non
     site = rows[0].site
     exponent = rows[0].values["exponent"]
     assert exponent is not None
-    again, _ = scaling_rows(of, "fp8_e4m3", layer, {site: exponent - 30})
-    for row, accepted in ((rows[0], None), (again[0], exponent - 30)):
+    lower_rows, _ = scaling_rows(of, "fp8_e4m3", layer, {site: exponent - 30})
+    for row, accepted in ((rows[0], None), (lower_rows[0], exponent - 30)):
         (picture,) = row.pictures
         assert (picture["kind"], picture["format"]) == ("sweep", "fp8_e4m3")
         assert (picture["recommended"], picture["accepted"]) == (exponent, accepted)
@@ -166,9 +166,9 @@ def test_dumps_are_drawn_from_their_counts(tmp_path: Path) -> None:
         (gates.overflow("overflow", fmt, layer), fmt),
         (gates.distributions("distributions", layer), ""),
     ):
-        drawn = [row for row in outcome.record["rows"] if "pictures" in row]
-        assert drawn
-        for row in drawn:
+        drawn_rows = [row for row in outcome.record["rows"] if "pictures" in row]
+        assert drawn_rows
+        for row in drawn_rows:
             (picture,) = row["pictures"]
             assert (picture["kind"], picture["format"]) == ("magnitudes", named)
             total = sum(picture["counts"]) + picture["zeros"] + picture["nonfinite"]

@@ -49,17 +49,22 @@ def verdicts(of: DumpGates, suite: str, layers: Sequence[str] = ()) -> Iterator[
 
 
 def texts(of: DumpGates, *suites: str, layers: Sequence[str] = ()) -> list[str]:
-    found = suites or (OVERFLOW, DISTRIBUTIONS)
-    return [each.text for suite in found for each in verdicts(of, suite, layers) if each.text]
+    suite_names = suites or (OVERFLOW, DISTRIBUTIONS)
+    return [
+        outcome.text
+        for suite in suite_names
+        for outcome in verdicts(of, suite, layers)
+        if outcome.text
+    ]
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The accepted record of a healthy dump."""
     folder: Path = tmp_path_factory.mktemp("recorded")
-    made = gates_over(write_dump(folder / "dump"), folder / "baselines", updating="all")
-    assert texts(made) == []
-    made.commit()
+    gates = gates_over(write_dump(folder / "dump"), folder / "baselines", updating="all")
+    assert texts(gates) == []
+    gates.commit()
     return folder / "baselines"
 
 
@@ -72,11 +77,13 @@ def pools(folder: Path) -> dict[str, SitePool]:
 
 
 def whole(ranks: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    found: dict[str, list[Tensor]] = {}
+    tensors_by_site: dict[str, list[Tensor]] = {}
     for rank in range(ranks):
         for record, tensor in tensors(rank, ranks, 0, dtype):
-            found.setdefault(f"{record.module}:{record.operation}.{record.name}", []).append(tensor)
-    return {name: torch.cat(each) for name, each in found.items()}
+            tensors_by_site.setdefault(
+                f"{record.module}:{record.operation}.{record.name}", []
+            ).append(tensor)
+    return {name: torch.cat(shards) for name, shards in tensors_by_site.items()}
 
 
 @share(3)
@@ -85,33 +92,33 @@ def whole(ranks: int, dtype: torch.dtype) -> dict[str, Tensor]:
 def test_ranks_and_iterations_merged_are_the_whole(
     tmp_path: Path, level: str, dtype: torch.dtype
 ) -> None:
-    made = pools(write_dump(tmp_path / "d", ranks=3, level=level, dtype=dtype))
+    merged = pools(write_dump(tmp_path / "d", ranks=3, level=level, dtype=dtype))
     true = whole(3, dtype)
-    assert made.keys() == true.keys()
+    assert merged.keys() == true.keys()
     for name, tensor in true.items():
-        seen = tensor.bfloat16() if dtype == torch.float32 else tensor
-        assert made[name].n == tensor.numel()
-        assert made[name].rounded == (dtype == torch.float32)
+        stored = tensor.bfloat16() if dtype == torch.float32 else tensor
+        assert merged[name].n == tensor.numel()
+        assert merged[name].rounded == (dtype == torch.float32)
         for fmt in ("fp8_e4m3", "hif8", "fp16"):
-            done = formats.report(seen, fmt)
-            assert losses_of_pool(made[name], fmt) == done + Losses()
-        size = seen.double().abs()
-        told = distribution(made[name])
-        assert told["log2_mean"] == pytest.approx(size.mean().log2().item())
-        assert told["rms"] == pytest.approx(size.square().mean().sqrt().item())
-        assert told["amax"] == size.max().item()
+            done = formats.report(stored, fmt)
+            assert losses_of_pool(merged[name], fmt) == done + Losses()
+        size = stored.double().abs()
+        statistics = distribution(merged[name])
+        assert statistics["log2_mean"] == pytest.approx(size.mean().log2().item())
+        assert statistics["rms"] == pytest.approx(size.square().mean().sqrt().item())
+        assert statistics["amax"] == size.max().item()
         tail = (size**4).mean() ** 0.25 / size.square().mean().sqrt()
-        assert told["log2_tail"] == pytest.approx(tail.log2().item())
+        assert statistics["log2_tail"] == pytest.approx(tail.log2().item())
 
 
 def test_block_formats_are_measured_tensor_by_tensor(tmp_path: Path) -> None:
-    made = gates_over(write_dump(tmp_path / "d", ranks=2), tmp_path, updating="all")
-    outcome = made.overflow(OVERFLOW, "mxfp4_e2m1", "layers.1")
+    gates = gates_over(write_dump(tmp_path / "d", ranks=2), tmp_path, updating="all")
+    outcome = gates.overflow(OVERFLOW, "mxfp4_e2m1", "layers.1")
     parts = [t for rank in (0, 1) for r, t in tensors(rank, 2, 0, torch.bfloat16)
              if (r.module, r.name) == ("layers.1.fc", "input")]  # fmt: skip
     done = [formats.report(part, "mxfp4_e2m1") for part in parts]
-    (row,) = (each for each in outcome.verdict.measured if each.site == SITE)
-    share = sum(each.flushed for each in done) / sum(each.finite for each in done)
+    (row,) = (measured for measured in outcome.verdict.measured if measured.site == SITE)
+    share = sum(losses.flushed for losses in done) / sum(report.finite for report in done)
     assert row.values["flushed_share"] == pytest.approx(share)
     assert all(map(needs_values, ("mxfp4_e2m1", "int8")))
     assert not needs_values("fp8_e4m3")
@@ -119,14 +126,14 @@ def test_block_formats_are_measured_tensor_by_tensor(tmp_path: Path) -> None:
 
 def test_infinities_are_no_share_and_fail_by_themselves(tmp_path: Path) -> None:
     def infinite(tensor: Tensor) -> Tensor:
-        made = tensor.clone()
-        made[0, :4] = torch.inf
-        return made
+        with_infinities = tensor.clone()
+        with_infinities[0, :4] = torch.inf
+        return with_infinities
 
     folder = write_dump(tmp_path / "d", change=at("layers.1.fc", "input", infinite))
-    made = pools(folder)[SITE]
-    losses = losses_of_pool(made, "fp8_e4m3")
-    assert (losses.inf, losses.saturated, losses.finite) == (8, 0, made.n - 8)
+    with_infinities = pools(folder)[SITE]
+    losses = losses_of_pool(with_infinities, "fp8_e4m3")
+    assert (losses.inf, losses.saturated, losses.finite) == (8, 0, with_infinities.n - 8)
     assert losses.beyond_range == 8
     (text,) = texts(gates_over(folder, tmp_path, updating="all"), DISTRIBUTIONS)
     assert text.startswith(
@@ -139,12 +146,12 @@ def test_folders_of_the_known_collector_have_sites_by_layer_and_type(tmp_path: P
     for counter, (layer, rank) in enumerate([(0, 0), (0, 1), (1, 0)]):
         known(tmp_path / "k", torch.randn(4, 32), layer=layer, rank=rank, counter=counter,
               phase="pre", component="linear", iteration=0)  # fmt: skip
-    found = Sites.of(Dump.open(tmp_path / "k"))
-    assert [(site.name, len(site.records)) for site in found.sites] == [
+    sites = Sites.of(Dump.open(tmp_path / "k"))
+    assert [(site.name, len(site.records)) for site in sites.sites] == [
         ("layers.0.linear:forward.input", 2),
         ("layers.1.linear:forward.input", 1),
     ]
-    assert found.layers == ["layers.0", "layers.1"]
+    assert sites.layers == ["layers.0", "layers.1"]
 
 
 # What is accepted -----------------------------------------------------------------------------------
@@ -189,12 +196,12 @@ def test_what_a_cast_clips_breaks_an_absolute_limit_and_is_never_accepted(
     recorded: Path, tmp_path: Path
 ) -> None:
     folder = write_dump(tmp_path / "d", change=at("layers.1.fc", "input", lambda t: t * 1000))
-    found = texts(gates_over(folder, recorded), OVERFLOW)
-    assert "absolute limit, what is cast lies beyond the format" in found[0]
+    failure_texts = texts(gates_over(folder, recorded), OVERFLOW)
+    assert "absolute limit, what is cast lies beyond the format" in failure_texts[0]
     own = tmp_path / "own"
-    made = gates_over(folder, own, updating="all")
-    assert len(texts(made, OVERFLOW)) == 1
-    made.commit()
+    own_gates = gates_over(folder, own, updating="all")
+    assert len(texts(own_gates, OVERFLOW)) == 1
+    own_gates.commit()
     accepted = Store(own, "dump-toy").accepted("fp8_e4m3")
     assert accepted is not None
     assert not any(key.site == SITE for key in accepted.values)
@@ -202,17 +209,17 @@ def test_what_a_cast_clips_breaks_an_absolute_limit_and_is_never_accepted(
 
 def test_a_layer_that_is_gone_is_not_measured(recorded: Path, tmp_path: Path) -> None:
     folder = write_dump(tmp_path / "d", wanted=lambda record: record.layer != 1)
-    made = gates_over(folder, recorded)
-    assert made.layers(DISTRIBUTIONS) == ["layers.0", "layers.1", "outside"]
-    found = texts(made)
-    assert len(found) == 1 + len(FORMATS)
-    assert all("not measured at layers.1.fc:" in text for text in found)
+    gates = gates_over(folder, recorded)
+    assert gates.layers(DISTRIBUTIONS) == ["layers.0", "layers.1", "outside"]
+    failure_texts = texts(gates)
+    assert len(failure_texts) == 1 + len(FORMATS)
+    assert all("not measured at layers.1.fc:" in text for text in failure_texts)
 
 
 def test_a_module_of_another_name_is_missing_and_absent(recorded: Path, tmp_path: Path) -> None:
     names = {"layers.1.fc": "layers.1.linear"}
-    made = gates_over(write_dump(tmp_path / "d", renamed=names), recorded)
-    (failed,) = (each for each in verdicts(made, DISTRIBUTIONS) if each.text)
+    gates = gates_over(write_dump(tmp_path / "d", renamed=names), recorded)
+    (failed,) = (outcome for outcome in verdicts(gates, DISTRIBUTIONS) if outcome.text)
     kinds = {(check.kind, check.site.partition(":")[0]) for check in failed.verdict.failed}
     assert kinds == {("missing", "layers.1.linear"), ("absent", "layers.1.fc")}
 
@@ -221,9 +228,9 @@ def test_a_dump_never_takes_the_place_of_a_model(tmp_path: Path) -> None:
     from tests.gate.benches import LLAMA, session
 
     subject = DumpSubject(write_dump(tmp_path / "d"), LLAMA)
-    made = DumpGates(subject, tmp_path, Policy(), updating="all")
-    assert texts(made, DISTRIBUTIONS) == []
-    made.commit()
+    gates = DumpGates(subject, tmp_path, Policy(), updating="all")
+    assert texts(gates, DISTRIBUTIONS) == []
+    gates.commit()
     for updating in (None, "all"):
         with pytest.raises(QgateError, match=r"is of a dump, and what is measured is a model"):
             session(tmp_path, LLAMA, updating=updating).check_baseline()
@@ -233,10 +240,10 @@ def test_a_dump_never_takes_the_place_of_a_model(tmp_path: Path) -> None:
 
 
 def test_counts_do_not_tell_what_a_format_with_scales_does(tmp_path: Path) -> None:
-    made = gates_over(write_dump(tmp_path / "d", level="statistics"), tmp_path, updating="all")
-    assert made.left_out(OVERFLOW, "fp8_e4m3", "layers.0") is None
-    assert "only counts were stored" in (made.left_out(OVERFLOW, "nvfp4", "layers.0") or "")
-    assert made.left_out(OVERFLOW, "fp8_e4m3", "layers.7") == ""
+    gates = gates_over(write_dump(tmp_path / "d", level="statistics"), tmp_path, updating="all")
+    assert gates.left_out(OVERFLOW, "fp8_e4m3", "layers.0") is None
+    assert "only counts were stored" in (gates.left_out(OVERFLOW, "nvfp4", "layers.0") or "")
+    assert gates.left_out(OVERFLOW, "fp8_e4m3", "layers.7") == ""
 
 
 def test_a_dump_without_a_tensor_to_look_at_says_what_there_is(tmp_path: Path) -> None:
@@ -253,7 +260,7 @@ def test_a_dump_without_a_tensor_to_look_at_says_what_there_is(tmp_path: Path) -
 def test_a_record_that_comes_twice_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = gates_over(write_dump(tmp_path / "d", ranks=2), tmp_path)
+    gates = gates_over(write_dump(tmp_path / "d", ranks=2), tmp_path)
     plain = Dump.records
 
     def twice(self: Dump, **wanted: Any) -> Iterator[Record]:
@@ -262,17 +269,17 @@ def test_a_record_that_comes_twice_is_refused(
 
     monkeypatch.setattr(Dump, "records", twice)
     with pytest.raises(QgateError, match=r"twice .*of rank 1"):
-        _ = made.subject.sites
+        _ = gates.subject.sites
 
 
 def test_damage_is_an_error_and_an_end_that_is_cut_off_is_not(tmp_path: Path) -> None:
     folder = write_dump(tmp_path / "d", close=False)
     index = folder / "rank00000" / "index.jsonl"
     index.write_bytes(index.read_bytes()[:-20])
-    made = gates_over(folder, tmp_path / "b", updating="all")
-    made.check_baseline()
-    assert any("torn" in note for note in made.subject.notes())
-    assert texts(made, DISTRIBUTIONS) == []
+    gates = gates_over(folder, tmp_path / "b", updating="all")
+    gates.check_baseline()
+    assert any("torn" in note for note in gates.subject.notes())
+    assert texts(gates, DISTRIBUTIONS) == []
     lines = index.read_bytes().splitlines(keepends=True)
     index.write_bytes(b"".join([lines[0], b"{broken\n", *lines[2:]]))
     with pytest.raises(QgateError, match=r"is damaged: .* at byte .*qgate dumps verify"):
@@ -325,9 +332,9 @@ def trained(folder: Path, seed: int) -> Path:
 
 @proof
 def test_another_batch_of_a_real_training_is_within_the_limits(tmp_path: Path) -> None:
-    made = gates_over(trained(tmp_path / "a", 0), tmp_path, updating="all")
-    assert texts(made, layers=TWO) == []
-    made.commit()
+    gates = gates_over(trained(tmp_path / "a", 0), tmp_path, updating="all")
+    assert texts(gates, layers=TWO) == []
+    gates.commit()
     other = gates_over(trained(tmp_path / "b", 1), tmp_path)
     modules, embedding, attention = 47 * 6, 4, 5 * 8
     assert len(other.subject.sites.sites) == modules + embedding + attention

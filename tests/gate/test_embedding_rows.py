@@ -56,9 +56,9 @@ MODES = [(LLAMA, "int8"), (LLAMA, "bf16"), (MAMBA, "2-1"), (MAMBA, "fp16")]
 @share(2)
 @pytest.mark.parametrize(("model", "mode"), MODES)
 def test_every_row_of_right_code_is_right(model: str, mode: str) -> None:
-    held = agreement(model, mode)
-    assert held.differing == 0
-    assert held.about == "the row of each of 256 numbers is right"
+    conformance = agreement(model, mode)
+    assert conformance.differing == 0
+    assert conformance.about == "the row of each of 256 numbers is right"
 
 
 @share(3)

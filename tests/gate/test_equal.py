@@ -23,16 +23,16 @@ def swept(exponent: float | None, accepted: Any = ACCEPTED, **given: Any) -> Mea
 
 @pytest.mark.parametrize("value", [2.0, -7.0, 0.0])
 def test_the_same_passes_and_is_no_improvement(value: float) -> None:
-    found = verdict(swept(value, {"exponent": value}))
-    assert found.passed
-    assert found.improved == ()
-    assert found.checks[0].times == 0
+    judged = verdict(swept(value, {"exponent": value}))
+    assert judged.passed
+    assert judged.improved == ()
+    assert judged.checks[0].times == 0
 
 
 @pytest.mark.parametrize("value", [3.0, 1.0, 2.0000001, -2.0, 0.0, 1e300])
 def test_another_one_fails_in_either_direction_whatever_the_tolerance(value: float) -> None:
-    found = verdict(swept(value), regression=1.0, regression_other_device=1.0, atol=10.0)
-    (check,) = found.failed
+    judged = verdict(swept(value), regression=1.0, regression_other_device=1.0, atol=10.0)
+    (check,) = judged.failed
     assert (check.kind, check.side, check.bound, check.improved) == ("regression", "==", 2.0, False)
 
 
@@ -59,17 +59,17 @@ def test_what_is_not_finite_fails_even_if_it_was_accepted(value: float | None) -
     ],
 )
 def test_the_first_line_names_both(value: float, accepted: float, why: Any, line: str) -> None:
-    found = verdict(swept(value, {"exponent": accepted}, why=why))
-    assert first_line(found, "mxfp8_e4m3", label="format") == line
+    judged = verdict(swept(value, {"exponent": accepted}, why=why))
+    assert first_line(judged, "mxfp8_e4m3", label="format") == line
 
 
 def test_the_table_shows_the_step_and_the_command_is_offered() -> None:
-    said = failure_text(
+    message = failure_text(
         verdict(swept(3.0, why=WHY)), "mxfp8_e4m3", label="format", command="pytest -u"
     )
-    row = said.splitlines()[3].split()
+    row = message.splitlines()[3].split()
     assert row == ["up:weight", "sweep", "exponent", "2", "3", "+1", "==", "2", "regression"]
-    assert "if intended: pytest -u" in said
+    assert "if intended: pytest -u" in message
 
 
 def test_an_update_accepts_another_one() -> None:
@@ -88,8 +88,8 @@ def test_an_update_accepts_another_one() -> None:
 
 def test_it_comes_before_what_is_over_by_times() -> None:
     site = swept(3.0, {**ACCEPTED, "relative_mse": 1e-4}, gated=("exponent", "relative_mse"))
-    found = verdict(replace(site, values={"exponent": 3.0, "relative_mse": 1.0}))
-    assert [check.metric for check in found.failed] == ["exponent", "relative_mse"]
+    judged = verdict(replace(site, values={"exponent": 3.0, "relative_mse": 1.0}))
+    assert [check.metric for check in judged.failed] == ["exponent", "relative_mse"]
 
 
 # Logarithms: a difference is a factor, whatever their sign -----------------------------------------

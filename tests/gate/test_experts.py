@@ -87,7 +87,12 @@ def rows_of_kernel(of: Bench, fmt: str, **defects: Any) -> list[Measured]:
 
 
 def named(rows: list[Measured]) -> dict[str, str]:
-    return {row.site: held.about for row in rows for held in row.conformance if held.differing}
+    return {
+        row.site: conformance.about
+        for row in rows
+        for conformance in row.conformance
+        if conformance.differing
+    }
 
 
 # Planted faults -----------------------------------------------------------------------------------
@@ -111,8 +116,8 @@ def test_a_right_kernel_is_green(seed: int, fmt: str) -> None:
     of = bench("tiny-moe", replace(SHORT, seed=seed))
     rows = rows_of_kernel(of, fmt)
     assert named(rows) == {}
-    held = [row.conformance[0] for row in rows if row.conformance]
-    assert [of_layer.values for of_layer in held] == [256] * 4
+    conformances = [row.conformance[0] for row in rows if row.conformance]
+    assert [of_layer.values for of_layer in conformances] == [256] * 4
 
 
 @proof
@@ -187,10 +192,10 @@ def test_the_error_of_an_expert_is_that_of_its_tokens(moe: Bench) -> None:
     routed = calls_of(moe.model, f"{name}.experts.routing", moe.model.inputs)
     quantized = moe.quantized(mode).model.module.get_submodule(name)
     with torch.no_grad():
-        made = [quantized(x) for (x,), _ in calls]
+        outputs = [quantized(x) for (x,), _ in calls]
     y, r, own = (
-        torch.cat(each).flatten(0, -2).double().numpy()
-        for each in (made, [r for _, r in calls], [weights for _, weights in routed])
+        torch.cat(batches).flatten(0, -2).double().numpy()
+        for batches in (outputs, [r for _, r in calls], [weights for _, weights in routed])
     )
     for expert in range(8):
         tokens = own[:, expert] != 0
@@ -339,8 +344,10 @@ def test_an_expert_that_calibration_never_reached_is_named() -> None:
 
 def _asked_experts(of: Bench, layer: int) -> list[int]:
     name = f"model.layers.{layer}.mlp.experts.routing"
-    seen = [weights for _, weights in calls_of(of.model, name, of.model.calibration_samples())]
-    return torch.cat(seen).flatten(0, -2).sum(0).nonzero().flatten().tolist()
+    router_weights = [
+        weights for _, weights in calls_of(of.model, name, of.model.calibration_samples())
+    ]
+    return torch.cat(router_weights).flatten(0, -2).sum(0).nonzero().flatten().tolist()
 
 
 def test_a_static_rule_of_ones_own_needs_calibration_samples() -> None:

@@ -182,8 +182,8 @@ SHORT = ("Mamba2", "Qwen3Next", "Lfm2")
 @fault("state-int8", "earlier inputs are one token late", "short_conv:prefill", of=SHORT)
 def convolution_one_token_late(patch: pytest.MonkeyPatch) -> None:
     def late(original: Any, x: Tensor, *args: Any) -> Tensor:
-        kept = original(x, *args)
-        return torch.cat([torch.zeros_like(kept[:, :1]), kept], 1)
+        convolved = original(x, *args)
+        return torch.cat([torch.zeros_like(convolved[:, :1]), convolved], 1)
 
     _changed(patch, scans, "stored_window", late)
 

@@ -141,9 +141,9 @@ def faults_of(of: Bench, mode: str) -> list[str]:
     """Return what is wrong with the gradients of a mode, each with its site."""
     rows = of.gradients(mode_of(of, mode))
     assert sum(figure.values for row in rows for figure in row.conformance) > 10_000
-    told = [(row.site, f.about) for row in rows for f in row.conformance if f.differing]
+    faults = [(row.site, f.about) for row in rows for f in row.conformance if f.differing]
     return [about.removeprefix("the gradient at ") if " at " in about[:20] else f"{site} {about}"
-            for site, about in told]  # fmt: skip
+            for site, about in faults]  # fmt: skip
 
 
 @share(6)
@@ -158,10 +158,10 @@ def test_a_wrong_gradient_is_named(mode: str, name: str) -> None:
     module, port, change, site, words = (FAULTS | OF_FP32)[name]
     of = bench(LLAMA, layers=2)
     plant(of.quantized(mode_of(of, mode)).model.module.get_submodule(module), port, change)
-    told = faults_of(of, mode)
-    assert [fault.partition(" ")[0] for fault in told][:1] == [site]
-    assert len(told) <= 2
-    assert re.search(words, told[0]), told
+    faults = faults_of(of, mode)
+    assert [fault.partition(" ")[0] for fault in faults][:1] == [site]
+    assert len(faults) <= 2
+    assert re.search(words, faults[0]), faults
 
 
 @share(6)

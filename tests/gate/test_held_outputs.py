@@ -89,14 +89,14 @@ NAMES = {
 @pytest.mark.parametrize(("model", "mode"), CASES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_red_at_its_place(recorded: Path, model: str, mode: str, fault: str) -> None:
-    place, plant, site = FAULTS[fault]
+    module_name, plant, site = FAULTS[fault]
     for word, name in NAMES[model].items():
-        place, site = place.replace(word, name), site.replace(word, name)
+        module_name, site = module_name.replace(word, name), site.replace(word, name)
     if mode == "2-1":  # whose weights are not all the reference's
         site = site.replace(":weight", ":output")
     faulty = session(recorded, model, **HOW)
     quantized = faulty.bench.quantized(mode_of(faulty.bench, mode)).model.module
-    plant(quantized.get_submodule(place))
+    plant(quantized.get_submodule(module_name))
     red = [outcome for outcome in gates(faulty, mode) if not outcome.passed]
     assert site in {outcome.verdict.first_source for outcome in red}
     entered = next(outcome for outcome in red if outcome.verdict.first_source == site)
@@ -174,7 +174,9 @@ def test_a_gradient_of_zero_is_neither_recorded_nor_passed(
     def cut(model: Model, *forced: Capture) -> Capture:
         capture = run(model, *forced)
         if model is gated.bench.quantized(mode).model:
-            capture.gradients[site] = [torch.zeros_like(each) for each in capture.gradients[site]]
+            capture.gradients[site] = [
+                torch.zeros_like(gradient) for gradient in capture.gradients[site]
+            ]
         return capture
 
     monkeypatch.setattr(gated.bench, "_backward_run", cut)

@@ -29,9 +29,9 @@ def both_sides(make: Any, edge: float, kind: str, **limits: Any) -> None:
 
 
 def test_a_good_site_passes_on_all_its_checks() -> None:
-    found = verdict(measured())
-    assert found.passed
-    assert [(c.metric, c.kind) for c in found.checks] == [
+    judged = verdict(measured())
+    assert judged.passed
+    assert [(c.metric, c.kind) for c in judged.checks] == [
         ("one_minus_correlation", "regression"),
         ("relative_mse", "budget"),
         ("relative_mse", "regression"),
@@ -117,10 +117,10 @@ def test_a_value_that_is_not_finite_fails_whatever_was_accepted(
 ) -> None:
     values = {"relative_mse": 1e-4, "one_minus_correlation": 5e-5, metric: value}
     for accepted in (ACCEPTED, {**ACCEPTED, metric: value if value is not None else math.nan}):
-        found = verdict(measured(scope=scope, values=values, accepted=accepted))
-        assert not found.passed
-        assert found.failed[0].kind in ("nonfinite", "budget")
-        assert found.failed[0].metric == metric
+        judged = verdict(measured(scope=scope, values=values, accepted=accepted))
+        assert not judged.passed
+        assert judged.failed[0].kind in ("nonfinite", "budget")
+        assert judged.failed[0].metric == metric
 
 
 @pytest.mark.parametrize("accepted", [math.nan, math.inf, -math.inf])
@@ -138,19 +138,19 @@ def test_one_plus_a_tolerance_that_overflows_lets_nothing_pass() -> None:
 
 @pytest.mark.parametrize("field", ["nonfinite", "nonfinite_reference"])
 def test_non_finite_elements_fail_on_their_own(field: str) -> None:
-    found = verdict(measured(**{field: 1}), measured("b", mse=1.0))
-    assert (found.failed[0].kind, found.failed[0].metric) == ("nonfinite", field)
-    assert [c.kind for c in found.checks if not c.passed and c.site != "b"] == ["nonfinite"]
+    judged = verdict(measured(**{field: 1}), measured("b", mse=1.0))
+    assert (judged.failed[0].kind, judged.failed[0].metric) == ("nonfinite", field)
+    assert [c.kind for c in judged.checks if not c.passed and c.site != "b"] == ["nonfinite"]
 
 
 def test_a_missing_baseline_is_never_a_pass() -> None:
     for accepted in (None, {}):
-        found = verdict(carried(accepted=accepted, mse=0.0))
-        assert [(c.metric, c.kind) for c in found.failed] == [
+        judged = verdict(carried(accepted=accepted, mse=0.0))
+        assert [(c.metric, c.kind) for c in judged.failed] == [
             ("one_minus_correlation", "missing"),
             ("relative_mse", "missing"),
         ]
-        assert {check.kind for check in found.checks} == {"missing"}
+        assert {check.kind for check in judged.checks} == {"missing"}
     assert kinds(carried(accepted={"relative_mse": 1e-4})) == ["missing"]
 
 
@@ -166,14 +166,14 @@ def test_what_was_accepted_is_compared_also_where_it_need_not_be() -> None:
 @pytest.mark.parametrize("part", ["worst_channel", "without_massive"])
 def test_parts_are_shown_and_gated_once_accepted(part: str) -> None:
     key = f"relative_mse@{part}"
-    shown = {"parts": {part: {"relative_mse": 0.5}}}
-    assert kinds(carried(**shown)) == ["missing"], "its line was removed"
-    assert kinds(carried(**shown, accepted=None)) == ["missing"] * 2, "the site is new"
-    assert kinds(carried(**shown, accepted={**ACCEPTED, key: 0.4})) == ["regression"]
-    assert verdict(carried(**shown, accepted={**ACCEPTED, key: 0.5})).passed
+    options = {"parts": {part: {"relative_mse": 0.5}}}
+    assert kinds(carried(**options)) == ["missing"], "its line was removed"
+    assert kinds(carried(**options, accepted=None)) == ["missing"] * 2, "the site is new"
+    assert kinds(carried(**options, accepted={**ACCEPTED, key: 0.4})) == ["regression"]
+    assert verdict(carried(**options, accepted={**ACCEPTED, key: 0.5})).passed
     assert kinds(carried(accepted={**ACCEPTED, key: 0.5})) == ["nonfinite"]
-    known = carried(**shown, accepted={**ACCEPTED, key: 0.5})
-    assert kinds(known, bound=parse_bound(f"{key}<0.1")) == ["absolute"]
+    accepted_row = carried(**options, accepted={**ACCEPTED, key: 0.5})
+    assert kinds(accepted_row, bound=parse_bound(f"{key}<0.1")) == ["absolute"]
     whole = {"parts": {part: {"relative_mse": 1e-4}}}
     assert kinds(carried(**whole)) == (["missing"] if part == "worst_channel" else [])
 
@@ -189,8 +189,8 @@ def test_nothing_compared_is_not_green() -> None:
 
 
 def test_an_accepted_site_that_was_not_measured_fails() -> None:
-    found = judge([carried()], lambda _: Limits(), True, absent={("gone", "carried"): ""})
-    assert [(c.site, c.kind) for c in found.failed] == [("gone", "absent")]
+    judged = judge([carried()], lambda _: Limits(), True, absent={("gone", "carried"): ""})
+    assert [(c.site, c.kind) for c in judged.failed] == [("gone", "absent")]
     assert not judge([], lambda _: Limits(), True, absent={("gone", "carried"): ""}).passed
 
 
@@ -224,14 +224,14 @@ def test_what_has_less_meaning_may_be_far_better(row: Measured) -> None:
 @pytest.mark.parametrize("mse", [0.0, 1e-4 * 0.99e-6])
 def test_an_error_that_is_all_but_gone_is_no_improvement(mse: float) -> None:
     """A quantized model that equals FP32 was not compared, or is not quantized."""
-    found = verdict(carried(mse=mse))
-    (check,) = found.failed
+    judged = verdict(carried(mse=mse))
+    (check,) = judged.failed
     assert (check.kind, check.side, check.reason) == (
         "regression",
         ">=",
         "nothing differs any more",
     )
-    assert check in decide_update(found).remaining or decide_update(found).passed
+    assert check in decide_update(judged).remaining or decide_update(judged).passed
     noise = verdict(
         carried(mse=0.0, accepted={"relative_mse": 9e-13, "one_minus_correlation": 5e-5})
     )

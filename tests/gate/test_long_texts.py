@@ -75,6 +75,6 @@ def test_right_code_is_right_beyond_the_samples(model: str, mode: str) -> None:
 @share(3)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_own_code_between_kernels_is_held_beyond_the_samples(fmt: str, tmp_path: Path) -> None:
-    found = causes(gates_of(own_model(fmt, None, "positions wrap"), tmp_path), layers=2)
-    assert "layers.0.attention.o_proj:input" in found[0]
-    assert "tokens 512" in found[0], found[0]
+    cause_lines = causes(gates_of(own_model(fmt, None, "positions wrap"), tmp_path), layers=2)
+    assert "layers.0.attention.o_proj:input" in cause_lines[0]
+    assert "tokens 512" in cause_lines[0], cause_lines[0]

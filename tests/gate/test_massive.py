@@ -57,16 +57,16 @@ def test_the_whole_looks_well_and_the_rest_does_not() -> None:
 
 def test_without_massive_elements_the_part_is_the_whole() -> None:
     pairs = [(normal(64, 32, seed=1), normal(64, 32, seed=0))]
-    found = compare(pairs)
-    part = without_massive(found, pairs, massive_from([pairs[0][1]]))
-    assert part == {name: found.metric(name) for name in ("relative_mse", "correlation")}
+    comparison = compare(pairs)
+    part = without_massive(comparison, pairs, massive_from([pairs[0][1]]))
+    assert part == {name: comparison.metric(name) for name in ("relative_mse", "correlation")}
 
 
 def test_what_is_not_finite_is_not_hidden_by_being_massive() -> None:
     actual, reference = planted(0.15)
     actual[0, 0] = math.nan
-    found = compare([(actual, reference)])
-    assert math.isnan(without_massive(found, [(actual, reference)], 20.0)["relative_mse"])
+    comparison = compare([(actual, reference)])
+    assert math.isnan(without_massive(comparison, [(actual, reference)], 20.0)["relative_mse"])
 
 
 def test_samples_of_any_length_are_one_tensor() -> None:
@@ -116,7 +116,7 @@ def off_by(rest: float, massive: float) -> Callable[[Model], nn.Module]:
     """The last block's output is off by shares of itself, in the massive channel and elsewhere."""
 
     def build(model: Model) -> nn.Module:
-        made = copy.deepcopy(model.module)
+        spoilt = copy.deepcopy(model.module)
         sign = normal(24, 32, seed=3).sign()
 
         def spoil(_module: Any, _args: Any, y: Tensor) -> Tensor:
@@ -124,8 +124,8 @@ def off_by(rest: float, massive: float) -> Callable[[Model], nn.Module]:
             change[:, 5] = massive * sign[:, 5]
             return y * (1 + change)
 
-        made.blocks[1].register_forward_hook(spoil)
-        return made
+        spoilt.blocks[1].register_forward_hook(spoil)
+        return spoilt
 
     return build
 
@@ -159,27 +159,27 @@ def recorded(tmp_path: Path) -> Path:
 def test_the_gate_sees_the_rest_behind_a_massive_channel(recorded: Path) -> None:
     """The whole stays within 2 %; the rest is 15 times worse off."""
     assert outcome(session(recorded, 0.01, 0.05)).passed
-    found = outcome(session(recorded, 0.15, 0.05))
-    failed = {(check.site, check.metric) for check in found.verdict.failed}
+    judged = outcome(session(recorded, 0.15, 0.05))
+    failed = {(check.site, check.metric) for check in judged.verdict.failed}
     assert {metric for _, metric in failed} == {
         PART,
         "one_minus_correlation@without_massive",
         "relative_mse@worst_channel",
         "relative_mse@worst_token",
     }
-    assert "without_massive" in found.text.splitlines()[0]
-    assert re.search(r"22\dx accepted", found.text.splitlines()[0]), "15 * 15"
-    (row,) = (each for each in found.record["rows"] if each["scope"] == "carried")
+    assert "without_massive" in judged.text.splitlines()[0]
+    assert re.search(r"22\dx accepted", judged.text.splitlines()[0]), "15 * 15"
+    (row,) = (record for record in judged.record["rows"] if record["scope"] == "carried")
     assert row["without_massive"]["relative_mse"] == pytest.approx(0.15**2, rel=1e-3)
     assert row["values"]["cosine"] > 0.998
 
 
 def test_parts_are_accepted_where_there_is_a_massive_element(recorded: Path) -> None:
-    found = Store(recorded, "massive").accepted("mine")
-    assert found is not None
+    baseline = Store(recorded, "massive").accepted("mine")
+    assert baseline is not None
     key = Key("layer_outputs", SITE, "carried", PART)
-    assert found.values[key] == pytest.approx(0.01**2, rel=1e-3)
-    assert {key.scope for key in found.values if key.metric == PART} == {"carried", "local"}
+    assert baseline.values[key] == pytest.approx(0.01**2, rel=1e-3)
+    assert {key.scope for key in baseline.values if key.metric == PART} == {"carried", "local"}
 
 
 @proof
@@ -188,7 +188,7 @@ def test_without_a_massive_element_nothing_more_is_accepted() -> None:
     rows = [
         row
         for row in of.measure(mode_of(of, "int8"))
-        if row.site in {f"{each}:output" for each in of.model.layers} and row.scope != "isolated"
+        if row.site in {f"{layer}:output" for layer in of.model.layers} and row.scope != "isolated"
     ]
     assert len(rows) == 4
     for row in rows:
@@ -202,13 +202,13 @@ def test_without_a_massive_element_nothing_more_is_accepted() -> None:
 def test_inside_layers_outlier_channels_have_their_part() -> None:
     of = bench(LLAMA, layers=2)
     site = "model.layers.1.mlp.up_proj:weight"
-    (row,) = (each for each in of.measure(mode_of(of, "mxfp4")) if each.site == site)
+    (row,) = (measured for measured in of.measure(mode_of(of, "mxfp4")) if measured.site == site)
     true = of.model.module.get_parameter(site.replace(":", ".")).detach()
-    made = (
+    quantized = (
         of.quantized(mode_of(of, "mxfp4")).model.module.get_submodule(site.partition(":")[0]).weight
     )
-    kept = true.abs() <= massive_from([true])
-    a, r = (x[kept].double().detach().numpy() for x in (made, true))
+    ordinary = true.abs() <= massive_from([true])
+    a, r = (x[ordinary].double().detach().numpy() for x in (quantized, true))
     assert row.parts["without_massive"]["relative_mse"] == pytest.approx(
         np.square(a - r).sum() / np.square(r).sum()
     )
@@ -232,17 +232,17 @@ def test_an_element_at_the_edge_makes_no_gate_flake(was: bool) -> None:
     before, now = (outside, inside) if was else (inside, outside)
     accepted = {name: before.value(name) for name in ("relative_mse", "one_minus_correlation")}
     accepted |= {name: before.value(name) for name in before.part_metrics()}
-    found = judge(
+    judgement = judge(
         [dataclasses.replace(now, accepted=accepted)],
         Policy().limits_of("mine"),
         device_matches=False,
     )
-    assert found.passed, found.failed
+    assert judgement.passed, judgement.failed
 
 
 def measured_at(actual: Tensor, reference: Tensor, beyond: float) -> Any:
-    there = bool((reference.abs() > beyond).any())
-    pairs, beyond = [(actual, reference)], beyond if there else math.inf
+    has_massive = bool((reference.abs() > beyond).any())
+    pairs, beyond = [(actual, reference)], beyond if has_massive else math.inf
     row = site_errors(SITE, "blocks.1", "carried", 0, pairs, beyond=beyond)
     parts = {name: values for name, values in row.parts.items() if name != "worst_channel"}
     return dataclasses.replace(row, parts=parts)

@@ -29,9 +29,9 @@ UP = "model.layers.1.mlp.up_proj:output"
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("baselines")
-    made = session(folder, updating="all", shared=True)
-    gates(made)
-    made.commit()
+    model_gates = session(folder, updating="all", shared=True)
+    gates(model_gates)
+    model_gates.commit()
     return folder
 
 
@@ -42,22 +42,22 @@ def own(recorded: Path, tmp_path: Path) -> Path:
 
 
 def gates(of: ModelGates, mode: str = "int8") -> list[Outcome]:
-    found = mode_of(of.bench, mode)
-    outcomes = [of.layer(SUITE, found, layer) for layer in of.bench.layers]
-    return [*outcomes, of.task("task", found)]
+    gate_mode = mode_of(of.bench, mode)
+    outcomes = [of.layer(SUITE, gate_mode, layer) for layer in of.bench.layers]
+    return [*outcomes, of.task("task", gate_mode)]
 
 
 def spoilt(folder: Path, times: float = 2.0, **more: object) -> ModelGates:
     """A session in which the errors of one site are other ones than accepted."""
-    made = session(folder, shared=True, **more)  # type: ignore[arg-type]
-    mode = mode_of(made.bench, "int8")
-    made.bench.measure(mode)
+    model_gates = session(folder, shared=True, **more)  # type: ignore[arg-type]
+    mode = mode_of(model_gates.bench, "int8")
+    model_gates.bench.measure(mode)
     change_row(
-        made, UP,
+        model_gates, UP,
         lambda row: {k: v * times for k, v in row.values.items() if "corr" not in k}
         | {"correlation": 1 - (1 - row.values["correlation"]) * times},
     )  # fmt: skip
-    return made
+    return model_gates
 
 
 def change_row(of: ModelGates, site: str, values: Callable[[Any], Any], **more: Any) -> None:
@@ -76,16 +76,16 @@ def stored(folder: Path, model: str = LLAMA) -> dict[str, bytes]:
 
 
 def accepted(folder: Path, site: str = UP, metric: str = "relative_mse") -> float:
-    found = Store(folder, LLAMA).accepted("int8")
-    assert found is not None
-    return found.values[Key(SUITE, site, "local", metric)]
+    baseline = Store(folder, LLAMA).accepted("int8")
+    assert baseline is not None
+    return baseline.values[Key(SUITE, site, "local", metric)]
 
 
 def test_healthy_numbers_pass_and_write_nothing(recorded: Path) -> None:
     before = stored(recorded)
-    made = session(recorded)
-    assert [outcome.text for outcome in gates(made) if not outcome.passed] == []
-    assert made.commit() == []
+    model_gates = session(recorded)
+    assert [outcome.text for outcome in gates(model_gates) if not outcome.passed] == []
+    assert model_gates.commit() == []
     assert stored(recorded) == before
 
 
@@ -101,18 +101,18 @@ def test_without_a_baseline_everything_fails_with_the_command(tmp_path: Path) ->
 def test_a_worse_number_fails_with_the_site_first(recorded: Path) -> None:
     outcomes = gates(spoilt(recorded))
     (failed,) = (outcome for outcome in outcomes if not outcome.passed)
-    first, *rest = failed.text.splitlines()
+    first, *lines = failed.text.splitlines()
     assert UP in first
     assert "2x accepted" in first
     assert "(mode int8)" in first
-    assert f"  the error enters at {UP}, the first whose local error is out" in rest
+    assert f"  the error enters at {UP}, the first whose local error is out" in lines
 
 
 def test_the_place_where_an_error_enters_is_the_first_and_not_the_worst(recorded: Path) -> None:
-    made = spoilt(recorded)
+    model_gates = spoilt(recorded)
     later = "model.layers.1.mlp.down_proj:output"
-    change_row(made, later, lambda row: row.values | {"relative_mse": 1.0})
-    (failed,) = (outcome for outcome in gates(made) if not outcome.passed)
+    change_row(model_gates, later, lambda row: row.values | {"relative_mse": 1.0})
+    (failed,) = (outcome for outcome in gates(model_gates) if not outcome.passed)
     assert UP in failed.text.splitlines()[0]
     assert failed.text.splitlines()[3].split()[0] == later
     assert f"the error enters at {UP}" in failed.text
@@ -135,10 +135,10 @@ def test_what_an_update_decides_is_what_is_stored(
     own: Path, which: str, times: float, passes: bool, written: bool
 ) -> None:
     before, old = stored(own), accepted(own)
-    made = spoilt(own, times, updating=which)
-    outcomes = gates(made)
+    model_gates = spoilt(own, times, updating=which)
+    outcomes = gates(model_gates)
     assert all(outcome.passed for outcome in outcomes) == passes
-    changes = made.commit()
+    changes = model_gates.commit()
     assert bool(changes) == written
     new = accepted(own)
     assert new == pytest.approx(old * (times if written else 1.0), rel=1e-6)
@@ -153,42 +153,42 @@ def test_what_an_update_decides_is_what_is_stored(
 
 def test_a_dry_run_says_and_does_not_write(own: Path) -> None:
     before = stored(own)
-    made = spoilt(own, updating="failed")
-    assert sum(outcome.updated for outcome in gates(made)) > 0
-    changes = made.commit(dry_run=True)
+    model_gates = spoilt(own, updating="failed")
+    assert sum(outcome.updated for outcome in gates(model_gates)) > 0
+    changes = model_gates.commit(dry_run=True)
     assert stored(own) == before
     assert any("-> " in str(change) and UP in str(change) for change in changes)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_is_never_stored(own: Path, value: float) -> None:
-    made = spoilt(own, updating="all")
-    change_row(made, UP, lambda row: dict.fromkeys(row.values, value), nonfinite=3)
+    model_gates = spoilt(own, updating="all")
+    change_row(model_gates, UP, lambda row: dict.fromkeys(row.values, value), nonfinite=3)
     old = accepted(own)
-    (failed,) = (outcome for outcome in gates(made) if not outcome.passed)
+    (failed,) = (outcome for outcome in gates(model_gates) if not outcome.passed)
     assert failed.text.startswith(f"non-finite values at {UP}")
     assert "--update-baselines cannot accept this" in failed.text
-    made.commit()
+    model_gates.commit()
     assert accepted(own) == old
 
 
 def test_an_absolute_limit_is_not_updated_away(own: Path) -> None:
     policy = Policy().with_marker({"absolute": ["relative_mse<1e-9"], "sites": "layers.4:output"})
     before = stored(own)
-    made = session(own, updating="failed", policy=policy, shared=True)
-    (failed,) = (outcome for outcome in gates(made) if not outcome.passed)
+    model_gates = session(own, updating="failed", policy=policy, shared=True)
+    (failed,) = (outcome for outcome in gates(model_gates) if not outcome.passed)
     assert "absolute limit" in failed.text
     assert "--update-baselines cannot accept this" in failed.text
-    made.commit()
+    model_gates.commit()
     assert stored(own) == before
 
 
 def test_updates_under_a_marker_are_collected_with_the_others(own: Path) -> None:
     old = accepted(own)
-    made = spoilt(own, updating="failed")
-    marked = made.with_policy(Policy().with_marker({"budget_db": 1.0}))
-    marked.layer(SUITE, mode_of(made.bench, "int8"), "layers.1")
-    assert made.commit()
+    model_gates = spoilt(own, updating="failed")
+    marked = model_gates.with_policy(Policy().with_marker({"budget_db": 1.0}))
+    marked.layer(SUITE, mode_of(model_gates.bench, "int8"), "layers.1")
+    assert model_gates.commit()
     assert accepted(own) == pytest.approx(2 * old)
 
 
@@ -203,27 +203,27 @@ def test_updates_under_a_marker_are_collected_with_the_others(own: Path) -> None
 def test_other_inputs_than_the_baselines_are_named(
     recorded: Path, change: dict[str, int], words: list[str]
 ) -> None:
-    made = session(recorded, sampling=dataclasses.replace(SHORT, **change))
+    model_gates = session(recorded, sampling=dataclasses.replace(SHORT, **change))
     with pytest.raises(QgateError) as error:
-        made.check_baseline()
+        model_gates.check_baseline()
     assert all(word in str(error.value) for word in words)
 
 
 @proof
 def test_other_weights_are_named_and_updated_on_purpose(own: Path) -> None:
-    made = session(own)
+    model_gates = session(own)
     with torch.no_grad():
-        made.bench.model.module.get_parameter("model.layers.0.mlp.up_proj.weight")[0, 0] += 1
+        model_gates.bench.model.module.get_parameter("model.layers.0.mlp.up_proj.weight")[0, 0] += 1
     with pytest.raises(QgateError, match="the baseline was made with other weights"):
-        made.check_baseline()
-    made.ledger.updating = "failed"
-    made.check_baseline()
-    assert all(outcome.passed for outcome in gates(made))
-    made.commit()
-    made.ledger.updating = None
-    made.check_baseline()
+        model_gates.check_baseline()
+    model_gates.ledger.updating = "failed"
+    model_gates.check_baseline()
+    assert all(outcome.passed for outcome in gates(model_gates))
+    model_gates.commit()
+    model_gates.ledger.updating = None
+    model_gates.check_baseline()
     references = Store(own, LLAMA).reference("plain")
-    live = made.subject.references("plain")
+    live = model_gates.subject.references("plain")
     assert references.keys() == live.keys()
     for site, tensor in references.items():
         assert np.array_equal(tensor.values, live[site].values)
@@ -231,10 +231,10 @@ def test_other_weights_are_named_and_updated_on_purpose(own: Path) -> None:
 
 @proof
 def test_another_calibration_is_named(tmp_path: Path) -> None:
-    made = session(tmp_path, MAMBA, updating="all", layers=2)
-    gates(made, "2-1")
-    gates(made, "int8")
-    made.commit()
+    model_gates = session(tmp_path, MAMBA, updating="all", layers=2)
+    gates(model_gates, "2-1")
+    gates(model_gates, "int8")
+    model_gates.commit()
     other = session(tmp_path, MAMBA, sampling=Sampling(2, 64, 4, 64), layers=2)
     other.check_baseline()
     with pytest.raises(QgateError, match="other calibration"):

@@ -33,18 +33,18 @@ def failures(of: qgate.Model, folder: Path) -> list[str]:
     session = ModelGates(bench, folder, Policy(), updating="all")
     mode = bench.setup.select("mine", of)[0]
     outcomes = [session.layer("layer_outputs", mode, layer) for layer in bench.layers]
-    return [each.text.splitlines()[0] for each in outcomes if not each.passed]
+    return [outcome.text.splitlines()[0] for outcome in outcomes if not outcome.passed]
 
 
 def test_a_kernel_that_does_what_it_stands_for_is_within_its_budget(tmp_path: Path) -> None:
     right = model_of(by_divisor(127, -127), "int8")
     bench = Bench(ModelSetup("net"), _model=right)
     rows = bench.site_errors(bench.quantized(bench.setup.select("mine", bench.model)[0]))
-    held = [row for row in rows if row.ideal is not None]
-    assert [row.site for row in held] == [
+    ideal_rows = [row for row in rows if row.ideal is not None]
+    assert [row.site for row in ideal_rows] == [
         f"layers.{k}.{name}:output" for k in range(3) for name in ("up", "down")
     ], "what a kernel quantizes inside cannot be seen, what it returns can"
-    for row in held:
+    for row in ideal_rows:
         assert row.ideal is not None
         assert abs(10 * math.log10(row.values["relative_mse"] / row.ideal["relative_mse"])) < 0.05
         assert row.quantizer == "int8"
@@ -67,9 +67,9 @@ def test_a_kernel_that_does_not_cannot_be_accepted(
 ) -> None:
     divisor, stands_for = given.pop("divisor", 127), given.pop("stands_for", "int8")
     cast = by_divisor(divisor, -divisor) if divisor else lambda x: x
-    found = failures(model_of(cast, stands_for, **given), tmp_path)
-    assert len(found) == (1 if given else 3)
-    assert all(words in line for line in found), found
+    failure_lines = failures(model_of(cast, stands_for, **given), tmp_path)
+    assert len(failure_lines) == (1 if given else 3)
+    assert all(words in line for line in failure_lines), failure_lines
 
 
 # What a row of the kernel's input or weight is quantized by.
@@ -105,11 +105,11 @@ def with_stored_scales(dtype: torch.dtype, steps: int = 0) -> RowCast:
 
     def cast(x: Tensor) -> Tensor:
         scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
-        kept = scale.to(dtype)
+        stored_scale = scale.to(dtype)
         if len(x) > 3 and x.dim() == 2:
             for _ in range(steps):
-                kept[3] = torch.nextafter(kept[3], kept[3] + 1)
-        return (x / scale).round().clamp(-127, 127) * kept.float()
+                stored_scale[3] = torch.nextafter(stored_scale[3], stored_scale[3] + 1)
+        return (x / scale).round().clamp(-127, 127) * stored_scale.float()
 
     return cast
 

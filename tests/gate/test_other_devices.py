@@ -27,8 +27,8 @@ def verdict(row: Measured, elsewhere: Mapping[str, str], kind: str = "cuda") -> 
 
 
 def test_each_metric_has_the_limit_of_the_device_that_accepted_it() -> None:
-    both = dict.fromkeys(ACCEPTED, CPU)
-    assert verdict(ROW, both).passed
+    devices = dict.fromkeys(ACCEPTED, CPU)
+    assert verdict(ROW, devices).passed
     for metric in ACCEPTED:
         (failure,) = verdict(ROW, {metric: CPU}).failed
         assert {failure.metric, metric} == {*ACCEPTED}
@@ -38,12 +38,12 @@ def test_each_metric_has_the_limit_of_the_device_that_accepted_it() -> None:
 
 def test_a_failure_names_the_device_that_accepted_the_value() -> None:
     row = replace(ROW, values={"relative_mse": 1.08e-3, "one_minus_correlation": 2e-3})
-    found = verdict(row, {"relative_mse": CPU})
-    (failure,) = found.failed
+    judged = verdict(row, {"relative_mse": CPU})
+    (failure,) = judged.failed
     assert sentence(failure) == (
         f"relative_mse 1.08e-03 > 1.05e-03, 8 % over accepted, 5 % allowed (accepted on {CPU})"
     )
-    assert f"(accepted on {CPU})" in failure_text(found, "fp16").partition("\n")[0]
+    assert f"(accepted on {CPU})" in failure_text(judged, "fp16").partition("\n")[0]
     assert "accepted on" not in sentence(verdict(row, {}).failed[0])
 
 
@@ -74,8 +74,8 @@ def test_a_room_is_finite_and_not_negative(room: float) -> None:
 
 def test_an_absent_site_names_the_device_whose_update_removes_it() -> None:
     absent = {("layers.9:output", "local"): ""}
-    found = judge(
+    judgement = judge(
         [], lambda _: Limits(), absent=absent, kept_on={("layers.9:output", "local"): CPU}
     )
-    (failure,) = found.failed
+    (failure,) = judgement.failed
     assert f"only an update on {CPU} removes them" in sentence(failure)

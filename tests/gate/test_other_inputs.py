@@ -72,13 +72,13 @@ def wrong(of: Bench, mode: str, module: str, fault: Fault | None) -> list[tuple[
 @pytest.mark.parametrize("mode", ["int8", "mxfp4", "fp8_e4m3", "bf16", "w4"])
 @pytest.mark.parametrize("words", [*OF_SHAPES, *OF_VALUES])
 def test_a_product_that_is_wrong_elsewhere_is_named(words: str, mode: str) -> None:
-    found = wrong(bench(LLAMA, layers=2), mode, SITE, (OF_SHAPES | OF_VALUES)[words])
-    assert [site for site, _ in found] == [f"{SITE}:output"]
+    faults = wrong(bench(LLAMA, layers=2), mode, SITE, (OF_SHAPES | OF_VALUES)[words])
+    assert [site for site, _ in faults] == [f"{SITE}:output"]
     if words in OF_VALUES:
-        assert found[0][1].startswith(f"is wrong for inputs {words.partition(':')[0]}"), found
+        assert faults[0][1].startswith(f"is wrong for inputs {words.partition(':')[0]}"), faults
     else:
-        assert f"gives other values {words}" in found[0][1], found
-        assert "1.01 times" in found[0][1]
+        assert f"gives other values {words}" in faults[0][1], faults
+        assert "1.01 times" in faults[0][1]
 
 
 @share(6)

@@ -55,9 +55,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_code_of_a_site_is_the_forward_of_its_module(project: Path) -> None:
     code = loaded(project / "kernels" / "own.py")
     root = nn.Sequential(code.Block())
-    place = "kernels/own.py:5 Int8.forward"
-    assert own_code(root, "0.up:output", is_before=False) == place
-    assert own_code(root, "0.up:weight", is_before=True) == place
+    code_line = "kernels/own.py:5 Int8.forward"
+    assert own_code(root, "0.up:output", is_before=False) == code_line
+    assert own_code(root, "0.up:weight", is_before=True) == code_line
     assert own_code(root, "0.down:output", is_before=False) == "", "it is torch's"
     root[0].down.forward = code.patched
     assert own_code(root, "0.down:output", is_before=False) == "kernels/own.py:18 patched"

@@ -54,8 +54,8 @@ def causes(gated: ModelGates, layers: int) -> list[str]:
 def test_the_first_line_names_the_fault_of_an_own_kernel(fault: OwnFault, tmp_path: Path) -> None:
     of = own_model(fault.fmt, fault.product, "" if fault.product else fault.name)
     first = causes(gates_of(of, tmp_path), layers=1)[0]
-    place = first.split(" ")[0]
-    assert re.search(fault.site, place), first
+    first_site = first.split(" ")[0]
+    assert re.search(fault.site, first_site), first
     assert re.search(fault.words, first), first
 
 
@@ -94,10 +94,12 @@ def test_a_right_model_of_other_code_is_green(seed: int, tmp_path: Path) -> None
 
 @proof
 def test_one_fault_in_all_products_is_one_cause(tmp_path: Path) -> None:
-    found = causes(gates_of(own_model("int8", product_of("int8", lambda x: x)), tmp_path), layers=2)
-    assert len(found) == 1
-    assert "its input is not quantized to int8" in found[0]
-    assert "the same at" in found[0]
+    cause_lines = causes(
+        gates_of(own_model("int8", product_of("int8", lambda x: x)), tmp_path), layers=2
+    )
+    assert len(cause_lines) == 1
+    assert "its input is not quantized to int8" in cause_lines[0]
+    assert "the same at" in cause_lines[0]
 
 
 @proof
@@ -110,8 +112,8 @@ def test_a_script_is_left_that_checks_the_kernel_by_itself(
     folder = gated.leave_reproduction(tmp_path / "repro", outcome)
     assert folder is not None
     runpy.run_path(str(folder / "run.py"))
-    said = capsys.readouterr().out
-    assert said.startswith("kernel is wrong: argument 1 is not quantized to int8"), said
+    output = capsys.readouterr().out
+    assert output.startswith("kernel is wrong: argument 1 is not quantized to int8"), output
 
 
 # Faults at inputs that no sample has --------------------------------------------------------------

@@ -58,9 +58,9 @@ class Mixture(nn.Module):
             weights = weights * 1.02
         mixed = torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
-            rows, place = (numbers == number).nonzero(as_tuple=True)
+            rows, slots = (numbers == number).nonzero(as_tuple=True)
             if len(rows) or self.calls_all:
-                mixed = mixed.index_add(0, rows, expert(flat[rows]) * weights[rows, place][:, None])
+                mixed = mixed.index_add(0, rows, expert(flat[rows]) * weights[rows, slots][:, None])
         return x + mixed.view_as(x)
 
 

@@ -83,8 +83,8 @@ def agree(found: Any, actual: Any, reference: Any) -> None:
     for a, r in pairs:
         # numpy's inverse sine, as its last bit may differ from that of the math library.
         x, y = (float(np.arcsinh(np.array([v / rms, 0.0]))[0]) for v in (r, a))
-        place = cell(x, reach, SIZE), cell(y, reach, SIZE)
-        square[place] = square.get(place, 0) + 1
+        cell_index = cell(x, reach, SIZE), cell(y, reach, SIZE)
+        square[cell_index] = square.get(cell_index, 0) + 1
     cells = found["density"]["cells"]
     assert dict(zip(zip(cells[::3], cells[1::3], strict=True), cells[2::3], strict=True)) == square
     octaves = found["octaves"]
@@ -94,18 +94,20 @@ def agree(found: Any, actual: Any, reference: Any) -> None:
     for name, values in (("error", errs), ("energy", [r for _, r in pairs])):
         total = math.fsum(v * v for v in values)
         for k, share in enumerate(octaves[name]):
-            here = math.fsum(v * v for v, at in zip(values, places, strict=True) if at == k)
-            assert share == pytest.approx(here / total if total else 0.0, rel=1e-3, abs=1e-12)
+            cell_energy = math.fsum(v * v for v, at in zip(values, places, strict=True) if at == k)
+            assert share == pytest.approx(
+                cell_energy / total if total else 0.0, rel=1e-3, abs=1e-12
+            )
 
 
 @settings(max_examples=150)
 @given(PAIRS)
 def test_it_is_what_the_definition_says(pair: Any) -> None:
     actual, reference = pair
-    found = error_picture([(torch.from_numpy(actual), torch.from_numpy(reference))])
-    assert found["elements"] == found["sampled"] == actual.size
-    agree(found, actual, reference)
-    json.dumps(found, allow_nan=False)
+    picture = error_picture([(torch.from_numpy(actual), torch.from_numpy(reference))])
+    assert picture["elements"] == picture["sampled"] == actual.size
+    agree(picture, actual, reference)
+    json.dumps(picture, allow_nan=False)
 
 
 @settings(max_examples=60)
@@ -125,39 +127,39 @@ def test_a_large_tensor_is_sampled_at_a_stride_that_reaches_all_channels(
     actual = reference + 0.1 * torch.randn(512, 12)
     step = stride(reference.numel(), 12)
     assert step == 7
-    assert {place % 12 for place in range(0, 512 * 12, step)} == set(range(12))
-    found = error_picture([(actual, reference)])
-    assert (found["elements"], found["sampled"]) == (6144, 878)
-    agree(found, actual.reshape(-1)[::step], reference.reshape(-1)[::step])
-    assert found == error_picture([(actual.clone(), reference.clone())]), "the same every time"
+    assert {element % 12 for element in range(0, 512 * 12, step)} == set(range(12))
+    picture = error_picture([(actual, reference)])
+    assert (picture["elements"], picture["sampled"]) == (6144, 878)
+    agree(picture, actual.reshape(-1)[::step], reference.reshape(-1)[::step])
+    assert picture == error_picture([(actual.clone(), reference.clone())]), "the same every time"
 
 
 def test_no_error_is_one_bin() -> None:
     x = torch.randn(4, 8)
-    found = error_picture([(x, x.clone())], errors(x, x, channel_axis=-1))
-    assert found["bins"] == {"edge": 0.0, "counts": [32], "below": 0, "above": 0}
-    assert sum(found["octaves"]["error"]) == 0
-    assert found["channels"] == []
-    assert found["channel_count"] == 8
+    picture = error_picture([(x, x.clone())], errors(x, x, channel_axis=-1))
+    assert picture["bins"] == {"edge": 0.0, "counts": [32], "below": 0, "above": 0}
+    assert sum(picture["octaves"]["error"]) == 0
+    assert picture["channels"] == []
+    assert picture["channel_count"] == 8
 
 
 def test_a_reference_of_zeros_has_no_density() -> None:
     actual, reference = torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2)
-    found = error_picture([(actual, reference)], errors(actual, reference, channel_axis=-1))
-    assert found["rms"] == 0
-    assert found["density"]["cells"] == []
-    assert found["octaves"] == {"low": 0, "error": [1.0], "energy": [0.0], "elements": [2]}
-    assert found["channels"] == [
+    picture = error_picture([(actual, reference)], errors(actual, reference, channel_axis=-1))
+    assert picture["rms"] == 0
+    assert picture["density"]["cells"] == []
+    assert picture["octaves"] == {"low": 0, "error": [1.0], "energy": [0.0], "elements": [2]}
+    assert picture["channels"] == [
         {"index": 1, "share": 0.8, "relative_mse": None},
         {"index": 0, "share": 0.2, "relative_mse": None},
     ]
 
 
 def test_a_single_element_and_none() -> None:
-    found = error_picture([(torch.tensor(1.5), torch.tensor(1.0))])
-    assert (found["elements"], found["rms"], found["bins"]["edge"]) == (1, 1.0, 0.5)
-    assert found["bins"]["counts"][-1] == 1
-    assert found["octaves"]["elements"][-1] == 1
+    picture = error_picture([(torch.tensor(1.5), torch.tensor(1.0))])
+    assert (picture["elements"], picture["rms"], picture["bins"]["edge"]) == (1, 1.0, 0.5)
+    assert picture["bins"]["counts"][-1] == 1
+    assert picture["octaves"]["elements"][-1] == 1
     empty = error_picture([(torch.zeros(0, 4), torch.zeros(0, 4))])
     assert (empty["elements"], empty["sampled"], empty["bins"]["counts"]) == (0, 0, [0])
     assert error_picture([])["elements"] == 0
@@ -167,52 +169,52 @@ def test_a_single_element_and_none() -> None:
 def test_any_dtype_and_layout_is_read_as_it_is(dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     actual, reference = torch.randn(6, 4).to(dtype).T, torch.randn(6, 4).T
-    found = error_picture([(actual, reference)])
-    agree(found, actual.double().numpy(), reference.double().numpy())
+    picture = error_picture([(actual, reference)])
+    agree(picture, actual.double().numpy(), reference.double().numpy())
 
 
 def test_what_is_not_finite_is_in_no_count() -> None:
     actual = torch.tensor([[1.0, math.nan, 3.0, math.inf]])
     reference = torch.tensor([[1.0, 2.0, -math.inf, math.inf]])
-    found = error_picture([(actual, reference)], errors(actual, reference, channel_axis=-1))
-    assert (found["sampled"], found["bins"]["counts"]) == (4, [1])
+    picture = error_picture([(actual, reference)], errors(actual, reference, channel_axis=-1))
+    assert (picture["sampled"], picture["bins"]["counts"]) == (4, [1])
     everything = error_picture([(torch.full((3,), math.nan), torch.ones(3))])
     assert (everything["sampled"], everything["rms"]) == (3, 0.0)
-    json.dumps([found, everything], allow_nan=False)
+    json.dumps([picture, everything], allow_nan=False)
 
 
 @pytest.mark.parametrize("size", [1e-320, 1e-200, 1e200, 1.7e308])
 def test_the_ends_of_float64_neither_overflow_nor_vanish(size: float) -> None:
     reference = torch.tensor([[1.0, 0.5, -0.25]], dtype=torch.float64) * size
-    found = error_picture([(-reference, reference)])
-    json.dumps(found, allow_nan=False)
-    assert found["rms"] > 0
-    assert found["bins"]["edge"] > 0
+    picture = error_picture([(-reference, reference)])
+    json.dumps(picture, allow_nan=False)
+    assert picture["rms"] > 0
+    assert picture["bins"]["edge"] > 0
 
 
 def test_the_worst_channels_are_those_of_the_sums() -> None:
     torch.manual_seed(2)
     reference = torch.randn(64, 20)
     noise = torch.randn(64, 20) * torch.arange(20)
-    found = error_picture(
+    picture = error_picture(
         [(reference + noise, reference)], errors(reference + noise, reference, channel_axis=-1)
     )
     squares = ((reference + noise).double() - reference.double()).square().sum(0)
     worst = torch.argsort(squares, descending=True)[:WORST].tolist()
-    assert [each["index"] for each in found["channels"]] == worst
-    for each in found["channels"]:
-        at = each["index"]
-        assert each["share"] == pytest.approx(float(squares[at] / squares.sum()), rel=1e-3)
+    assert [channel["index"] for channel in picture["channels"]] == worst
+    for worst_channel in picture["channels"]:
+        at = worst_channel["index"]
+        assert worst_channel["share"] == pytest.approx(float(squares[at] / squares.sum()), rel=1e-3)
         energy = float(reference[:, at].double().square().sum())
-        assert each["relative_mse"] == pytest.approx(float(squares[at]) / energy, rel=1e-3)
+        assert worst_channel["relative_mse"] == pytest.approx(float(squares[at]) / energy, rel=1e-3)
 
 
 def test_a_picture_is_small() -> None:
     torch.manual_seed(3)
     reference = torch.randn(512, 128)
     actual = reference + 0.03 * torch.randn(512, 128)
-    found = error_picture([(actual, reference)], errors(actual, reference, channel_axis=-1))
-    assert len(json.dumps(found, separators=(",", ":"))) < 4096
+    picture = error_picture([(actual, reference)], errors(actual, reference, channel_axis=-1))
+    assert len(json.dumps(picture, separators=(",", ":"))) < 4096
 
 
 def test_shapes_that_differ_are_refused() -> None:
@@ -228,37 +230,37 @@ ANY = st.floats(width=32, allow_nan=True, allow_infinity=True)
 @settings(max_examples=150)
 @given(arrays.arrays(np.float32, 12, elements=ANY), st.lists(st.integers(0, 9), min_size=12))
 def test_every_value_is_in_its_octave(values: Any, weights: list[int]) -> None:
-    found = magnitude_picture(values, weights[:12], nonfinite=2)
+    picture = magnitude_picture(values, weights[:12], nonfinite=2)
     sizes = [(abs(float(v)), w) for v, w in zip(values, weights, strict=False) if math.isfinite(v)]
-    for k, count in enumerate(found["counts"]):
-        low = math.ldexp(1.0, found["low"] + k)
+    for k, count in enumerate(picture["counts"]):
+        low = math.ldexp(1.0, picture["low"] + k)
         assert count == sum(w for size, w in sizes if low <= size < 2 * low)
-    assert found["zeros"] == sum(w for size, w in sizes if size == 0)
-    assert sum(found["counts"]) + found["zeros"] + found["nonfinite"] - 2 == sum(weights[:12])
-    json.dumps(found, allow_nan=False)
+    assert picture["zeros"] == sum(w for size, w in sizes if size == 0)
+    assert sum(picture["counts"]) + picture["zeros"] + picture["nonfinite"] - 2 == sum(weights[:12])
+    json.dumps(picture, allow_nan=False)
 
 
 def test_a_tensor_counts_each_element_once() -> None:
     x = torch.tensor([[0.5, 0.75, -1.0], [0.0, 6.0, math.nan]], dtype=torch.bfloat16)
-    found = magnitude_picture(x, fmt="fp8_e4m3", saturated=1, flushed=2)
-    assert (found["low"], found["counts"]) == (-1, [2, 1, 0, 1])
-    assert (found["zeros"], found["nonfinite"]) == (1, 1)
-    assert (found["saturated"], found["flushed"]) == (1, 2)
-    assert found["largest"] == math.log2(448)
-    assert found["smallest"] == -9
+    picture = magnitude_picture(x, fmt="fp8_e4m3", saturated=1, flushed=2)
+    assert (picture["low"], picture["counts"]) == (-1, [2, 1, 0, 1])
+    assert (picture["zeros"], picture["nonfinite"]) == (1, 1)
+    assert (picture["saturated"], picture["flushed"]) == (1, 2)
+    assert picture["largest"] == math.log2(448)
+    assert picture["smallest"] == -9
 
 
 def test_nothing_but_zeros_has_no_octave() -> None:
-    found = magnitude_picture(torch.zeros(3))
-    assert (found["low"], found["counts"], found["zeros"]) == (0, [], 3)
-    assert (found["format"], found["largest"], found["smallest"]) == ("", None, None)
+    picture = magnitude_picture(torch.zeros(3))
+    assert (picture["low"], picture["counts"], picture["zeros"]) == (0, [], 3)
+    assert (picture["format"], picture["largest"], picture["smallest"]) == ("", None, None)
 
 
 @pytest.mark.parametrize("name", formats.names())
 def test_only_a_format_without_scales_has_ends(name: str) -> None:
     largest, smallest = ends(name)
-    known = formats.get(name)
-    scaled = not isinstance(known, formats.ElementFormat) or isinstance(known, formats.IntFormat)
+    fmt = formats.get(name)
+    scaled = not isinstance(fmt, formats.ElementFormat) or isinstance(fmt, formats.IntFormat)
     assert (largest is None, smallest is None) == (scaled, scaled)
     if largest is not None and smallest is not None:
         assert smallest < largest

@@ -68,21 +68,21 @@ def test_the_last_rule_that_fits_wins(site: str, mode: str, scope: str, budget: 
 
 
 def test_every_limit_knows_where_it_was_set() -> None:
-    found = limits("layers.1.mixer", "2-1", "carried", {"regression": 0.5})
-    assert found.source("budget_db") == "rule 2 of [tool.qgate.limits]"
-    assert found.source("regression") == "limits marker"
-    assert found.source("regression_other_device") == "default"
-    assert found.absolute["relative_mse"].source == "rule 1 of [tool.qgate.limits]"
-    assert found.absolute["correlation"].source == "[tool.qgate.limits]"
+    site_limits = limits("layers.1.mixer", "2-1", "carried", {"regression": 0.5})
+    assert site_limits.source("budget_db") == "rule 2 of [tool.qgate.limits]"
+    assert site_limits.source("regression") == "limits marker"
+    assert site_limits.source("regression_other_device") == "default"
+    assert site_limits.absolute["relative_mse"].source == "rule 1 of [tool.qgate.limits]"
+    assert site_limits.absolute["correlation"].source == "[tool.qgate.limits]"
 
 
 def test_absolute_bounds_are_overridden_metric_by_metric() -> None:
-    found = limits("layers.1.mixer", marker={"absolute": "correlation>0.5", "reason": "why"})
-    assert {name: bound.value for name, bound in found.absolute.items()} == {
+    site_limits = limits("layers.1.mixer", marker={"absolute": "correlation>0.5", "reason": "why"})
+    assert {name: bound.value for name, bound in site_limits.absolute.items()} == {
         "relative_mse": 0.1,
         "correlation": 0.5,
     }
-    assert found.absolute["correlation"].reason == "why"
+    assert site_limits.absolute["correlation"].reason == "why"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_rule_may_be_for_some_models(model: str, regression: float, settings: 
 def test_a_rule_for_some_models_holds_for_none_before_one_is_named() -> None:
     policy = Policy.from_table({"rules": MODELS})
     assert policy.limits_for("x").regression == 0.02
-    assert [each["models"] for each in policy.to_dict()] == [
+    assert [rule["models"] for rule in policy.to_dict()] == [
         [],
         ["tiny-*"],
         ["tiny-llama", "mine"],
@@ -219,7 +219,7 @@ def test_the_example_in_the_documentation_is_a_policy() -> None:
 
 def test_the_policy_as_plain_data_says_what_was_set() -> None:
     plain = Policy.from_table(TABLE).to_dict()
-    assert [each["budget_db"] for each in plain] == [1.0, 2.0, 3.0]
+    assert [rule["budget_db"] for rule in plain] == [1.0, 2.0, 3.0]
     assert plain[0]["absolute"] == ["relative_mse <= 0.01", "correlation >= 0.99"]
     assert plain[2]["modes"] == ["2-*"]
 

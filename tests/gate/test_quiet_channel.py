@@ -59,9 +59,9 @@ def test_a_silent_channel_is_measured_against_the_floor() -> None:
     true = reference(quiet=0.0)
     actual = true.clone()
     actual[:, QUIET] = 1e-5
-    found = compare([(actual, true)], channels=True)
+    comparison = compare([(actual, true)], channels=True)
     mean = float(true.double().square().sum(0).mean())
-    assert worst_channel(found) == pytest.approx(512e-10 / (1e-6 * mean), rel=1e-6)
+    assert worst_channel(comparison) == pytest.approx(512e-10 / (1e-6 * mean), rel=1e-6)
 
 
 def test_without_any_energy_there_is_no_ratio() -> None:

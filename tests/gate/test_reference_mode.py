@@ -67,7 +67,7 @@ def relative(actual: list[Tensor], reference: list[Tensor]) -> float:
 
 def test_what_is_carried_is_the_distance_to_the_mode(of_int8: Bench) -> None:
     rows = of_int8.measure(mode_of(of_int8, "mxfp8"))
-    (row,) = (each for each in rows if (each.site, each.scope) == (LAST, "carried"))
+    (row,) = (measured for measured in rows if (measured.site, measured.scope) == (LAST, "carried"))
     expected = relative(outputs(of_int8, "mxfp8"), outputs(of_int8, "int8"))
     assert row.values["relative_mse"] == pytest.approx(expected, rel=1e-3)
     assert expected != pytest.approx(
@@ -106,7 +106,7 @@ def test_fp32_stays_fp32(of_int8: Bench, of_fp32: Bench) -> None:
     assert of_int8.fp32("plain") is not of_int8.reference("plain")
     assert of_fp32.fp32("plain") is of_fp32.reference("plain"), "computed once"
     gradients = (of.fp32_gradients("plain") for of in (of_int8, of_fp32))
-    for a, b in zip(*(each[LAST] for each in gradients), strict=True):
+    for a, b in zip(*(captured[LAST] for captured in gradients), strict=True):
         assert torch.equal(a, b)
     assert of_fp32.reference_gradients("plain") is of_fp32.fp32_gradients("plain")
     assert not torch.equal(
@@ -115,20 +115,24 @@ def test_fp32_stays_fp32(of_int8: Bench, of_fp32: Bench) -> None:
 
 
 def test_a_model_proves_that_it_is_unquantized_whatever_the_reference(of_int8: Bench) -> None:
-    assert all(each.values["relative_mse"] < 1e-9 for each in unquantized(of_int8))
+    assert all(row.values["relative_mse"] < 1e-9 for row in unquantized(of_int8))
 
 
 def test_formats_alone_are_about_the_tensors_of_fp32(of_fp32: Bench) -> None:
     of = bench(LLAMA, reference_mode="int8")
     for phase in ("forward", "backward"):
-        a, b = (overflow_rows(each, "mxfp4_e2m1", "layers.1", phase) for each in (of, of_fp32))
+        a, b = (
+            overflow_rows(bench_of_mode, "mxfp4_e2m1", "layers.1", phase)
+            for bench_of_mode in (of, of_fp32)
+        )
         assert a == b
 
 
 def test_what_is_recorded_as_reference_is_fp32(tmp_path: Path) -> None:
     of, plain = bench(LLAMA, reference_mode="int8"), bench(LLAMA)
     stored = [
-        ModelGates(each, tmp_path, Policy()).subject.references("plain") for each in (of, plain)
+        ModelGates(bench_of_mode, tmp_path, Policy()).subject.references("plain")
+        for bench_of_mode in (of, plain)
     ]
     assert stored[0].keys() == stored[1].keys()
     for site, tensor in stored[0].items():
@@ -142,7 +146,7 @@ def test_a_site_has_no_ideal_against_a_mode_and_the_canary_has_one(reference: st
     of = bench(LLAMA, ONE, reference_mode=reference)
     mode = mode_of(of, "mxfp8")
     assert all(row.ideal is None for row in of.site_errors(of.quantized(mode)))
-    healthy, broken = (apply(each, of.model) for each in (HEALTHY, BROKEN))
+    healthy, broken = (apply(canary_mode, of.model) for canary_mode in (HEALTHY, BROKEN))
     own = bench(LLAMA, ONE)
     for quantized in (healthy, broken):
         assert of.site_errors(quantized, healthy) == own.site_errors(quantized, healthy)
@@ -174,9 +178,9 @@ def test_the_basis_of_the_reference_is_known_before_anything_runs(
 
 def test_a_reference_in_another_basis_is_refused() -> None:
     of = bench(MAMBA, reference_mode="2-1")
-    for what in (of.measure, of.gradients):
+    for method in (of.measure, of.gradients):
         with pytest.raises(QgateError, match="basis 'rotated'"):
-            what(mode_of(of, "mxfp8"))
+            method(mode_of(of, "mxfp8"))
 
 
 @proof
@@ -223,8 +227,8 @@ def test_logits_are_the_same_bits_whatever_came_first(first: str) -> None:
 @proof
 def test_logits_are_not_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
     of = bench(LLAMA, Sampling(2, 32, 2, 32))
-    kept = 2 * 32 * 256 * 4
-    monkeypatch.setattr("qgate.gate.measuring.bench._LOGITS", kept)
+    logits_bytes = 2 * 32 * 256 * 4
+    monkeypatch.setattr("qgate.gate.measuring.bench._LOGITS", logits_bytes)
     for name in ("int8", "mxfp8"):
         of.measure(mode_of(of, name))
     assert list(of._logits) == ["int8"]

@@ -74,9 +74,9 @@ def failures_without(
                 errors, values={k: v for k, v in errors.values.items() if k not in removed}
             ),
         )
-        again = session(folder, model, layers=2)
-        again.bench = again.subject.bench = sessions[model].bench  # type: ignore[attr-defined]
-        checks = judged(again, model)
+        gates = session(folder, model, layers=2)
+        gates.bench = gates.subject.bench = sessions[model].bench  # type: ignore[attr-defined]
+        checks = judged(gates, model)
     finally:
         file.write_bytes(before)
     assert {check.kind for check in checks} <= {"missing"}
@@ -98,12 +98,12 @@ def test_a_whole_file_passes(recorded: tuple[Path, dict[str, ModelGates]], model
 def test_all_lines_of_a_metric_removed_are_missing(
     recorded: tuple[Path, dict[str, ModelGates]], metric: str
 ) -> None:
-    seen = 0
+    removed_count = 0
     for model in FILES:
         removed = {key for key in read(recorded[0], model).values if key.metric == metric}
         assert failures_without(recorded, model, removed) == removed
-        seen += len(removed)
-    assert seen > 0
+        removed_count += len(removed)
+    assert removed_count > 0
 
 
 @pytest.mark.parametrize("model", FILES)
@@ -134,17 +134,17 @@ SHORT = Sampling(samples=2, seqlen=32, calib_samples=2, calib_seqlen=32)
 def gated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outcome]]:
     """Record every kind of gate of one layer, in a mode and in a format of one name."""
     folder = tmp_path_factory.mktemp("alone")
-    made = session(folder, updating="all", sampling=SHORT, layers=2)
-    mode, layer = mode_of(made.bench, "int8"), made.bench.layers[1]
+    gates = session(folder, updating="all", sampling=SHORT, layers=2)
+    mode, layer = mode_of(gates.bench, "int8"), gates.bench.layers[1]
     outcomes = [
-        made.layer("layer_outputs", mode, layer),
-        made.outputs("outputs", mode),
-        made.task("task", mode),
-        made.gradients("gradients", mode, layer),
-        made.scaling("scaling", "hif8", layer),
-        made.overflow("overflow", "hif8", layer, "forward"),
+        gates.layer("layer_outputs", mode, layer),
+        gates.outputs("outputs", mode),
+        gates.task("task", mode),
+        gates.gradients("gradients", mode, layer),
+        gates.scaling("scaling", "hif8", layer),
+        gates.overflow("overflow", "hif8", layer, "forward"),
     ]
-    made.commit()
+    gates.commit()
     return folder, outcomes
 
 

@@ -52,10 +52,12 @@ def test_the_script_of_the_first_failing_site_shows_the_fault(
     session = fresh(recorded)
     SOWN[site](Bed(monkeypatch, session, Healthy(recorded), "int8"))
     outcomes = all_layers(session, "int8")
-    paths = [path for each in outcomes if (path := session.leave_reproduction(tmp_path, each))]
+    paths = [
+        path for outcome in outcomes if (path := session.leave_reproduction(tmp_path, outcome))
+    ]
     (path,) = paths
     assert path.name == f"{site.replace(':', '.')}.int8"
-    rows: list[dict[str, Any]] = [row for each in outcomes for row in each.record["rows"]]
+    rows: list[dict[str, Any]] = [row for judged in outcomes for row in judged.record["rows"]]
     assert [row["site"] for row in rows if "reproduction" in row] == [site]
     counts = run_script(path)
     assert counts["the run"] > 0
@@ -75,22 +77,22 @@ def test_tensors_that_are_too_large_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.randn(8, 32)
-    kept = of_cast("a:weight", "int8", x, x, Quantizer("int8"))
-    assert kept is not None
+    reproduction = of_cast("a:weight", "int8", x, x, Quantizer("int8"))
+    assert reproduction is not None
     monkeypatch.setattr(reproductions, "MOST_BYTES", 2047)
-    assert kept.write(tmp_path / "repro", "too large") is None
+    assert reproduction.write(tmp_path / "repro", "too large") is None
     assert not (tmp_path / "repro").exists()
 
 
 @always
 def test_a_name_cannot_leave_the_folder_or_end_the_docstring(tmp_path: Path) -> None:
     x = torch.randn(4, 32)
-    kept = of_cast(
+    reproduction = of_cast(
         "../../a b\n:weight", "in/t8", x * 2, x, Quantizer("int8", granularity="channel", axis=0)
     )
-    assert kept is not None
-    path = kept.write(tmp_path, 'evil """\nimport os \\')
+    assert reproduction is not None
+    path = reproduction.write(tmp_path, 'evil """\nimport os \\')
     assert path is not None
     assert path.parent == tmp_path
-    assert sorted(each.name for each in path.iterdir()) == [INPUTS, SCRIPT]
+    assert sorted(file.name for file in path.iterdir()) == [INPUTS, SCRIPT]
     assert run_script(path)["the run"] > 0

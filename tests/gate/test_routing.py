@@ -75,6 +75,6 @@ def _one_expert_louder(router: Any) -> None:
 @pytest.mark.parametrize("mode", ["bf16", "fp16"])
 @pytest.mark.parametrize("change", [_another_expert, _one_expert_louder])
 def test_a_wrong_router_is_red(family: Any, change: Callable[[nn.Module], None], mode: str) -> None:
-    found = wrong(family, mode, 0, change)
-    assert found
-    assert all(row.site.startswith(("model.layers.1", "logits")) for row in found)
+    rows = wrong(family, mode, 0, change)
+    assert rows
+    assert all(row.site.startswith(("model.layers.1", "logits")) for row in rows)

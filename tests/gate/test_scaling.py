@@ -35,10 +35,10 @@ def of() -> Bench:
 
 def row_at(of: Bench, fmt: str, accepted: float | None = None, tolerance: float = 0.02) -> Any:
     """Sweep one tensor of the layer, not all of them."""
-    known = {} if accepted is None else {SITE: accepted}
+    accepted_exponents = {} if accepted is None else {SITE: accepted}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(format_rows, "_tensors", lambda *given: {SITE: TENSORS(*given)[SITE]})
-        (row,), notes = scaling_rows(of, fmt, LAYER, known, lambda _: tolerance)
+        (row,), notes = scaling_rows(of, fmt, LAYER, accepted_exponents, lambda _: tolerance)
     assert notes["exponents"][SITE] == row.values["exponent"]  # type: ignore[index]
     return row
 
@@ -67,28 +67,30 @@ def test_the_accepted_one_stays_as_long_as_it_is_as_good(of: Bench, fmt: str) ->
     """By quantizing at both scales directly: 2 % more or less error and it is another one."""
     best = row_at(of, fmt).values["exponent"]
     costs = {step: error_at(of, fmt, best + step) / error_at(of, fmt, best) for step in STEPS}
-    kept = {step: 1 / 1.02 <= cost <= 1.02 for step, cost in costs.items()}
+    as_good = {step: 1 / 1.02 <= cost <= 1.02 for step, cost in costs.items()}
     for step in STEPS:
         row = row_at(of, fmt, best + step)
-        there = best + step if kept[step] else best
-        assert row.values["exponent"] == there
-        assert row.values["relative_mse"] == pytest.approx(error_at(of, fmt, there))
+        chosen_exponent = best + step if as_good[step] else best
+        assert row.values["exponent"] == chosen_exponent
+        assert row.values["relative_mse"] == pytest.approx(error_at(of, fmt, chosen_exponent))
         more = 10 * math.log10(costs[step])
         words = f"the accepted one now costs {more:.2g} dB more"
         if more < 0:
             words = f"it costs {-more:.2g} dB more than the accepted one"
         why = {"exponent": words}
-        assert row.why == (None if kept[step] else why)
-    assert False in kept.values()
-    assert (True in kept.values()) == (fmt == "fp8_e4m3"), "both cases occur"
+        assert row.why == (None if as_good[step] else why)
+    assert False in as_good.values()
+    assert (True in as_good.values()) == (fmt == "fp8_e4m3"), "both cases occur"
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 0.5, 1.0])
 def test_the_tolerance_is_that_of_the_site(of: Bench, tolerance: float) -> None:
     best = row_at(of, FMT).values["exponent"]
     costs = {s: error_at(of, FMT, best + s) / error_at(of, FMT, best) for s in range(-3, 4)}
-    kept = {s for s in costs if row_at(of, FMT, best + s, tolerance).values["exponent"] == best + s}
-    assert kept == {
+    tolerated_steps = {
+        s for s in costs if row_at(of, FMT, best + s, tolerance).values["exponent"] == best + s
+    }
+    assert tolerated_steps == {
         s for s, cost in costs.items() if cost * (1 + tolerance) >= 1 and cost <= 1 + tolerance
     }
 
@@ -97,9 +99,9 @@ def test_an_exponent_beyond_the_ends_of_the_sweep_is_tried_all_the_same(of: Benc
     x = of.model.module.get_parameter(SITE.replace(":", ".")).detach().bfloat16()
     beyond = max(level["exponent"] for level in sweep(x, "hif8").levels) + 1
     cost = error_at(of, "hif8", beyond) / error_at(of, "hif8", sweep(x, "hif8").exponent)
-    apart = max(cost, 1 / cost) - 1
-    assert row_at(of, "hif8", beyond, apart + 1e-6).values["exponent"] == beyond
-    assert row_at(of, "hif8", beyond, apart - 1e-6).values["exponent"] != beyond
+    cost_distance = max(cost, 1 / cost) - 1
+    assert row_at(of, "hif8", beyond, cost_distance + 1e-6).values["exponent"] == beyond
+    assert row_at(of, "hif8", beyond, cost_distance - 1e-6).values["exponent"] != beyond
 
 
 def numbers() -> torch.Tensor:
@@ -117,8 +119,8 @@ def row_of(
     fmt: str = FMT,
 ) -> Any:
     patch.setattr(format_rows, "_tensors", lambda _of, _layer: {SITE: tensor})
-    (made,), _ = scaling_rows(of, fmt, LAYER, {SITE: accepted}, lambda _: 1e-4, same)
-    return made
+    (scaling_row,), _ = scaling_rows(of, fmt, LAYER, {SITE: accepted}, lambda _: 1e-4, same)
+    return scaling_row
 
 
 def test_by_other_arithmetic_the_end_of_a_sweep_may_move_by_a_step(
@@ -129,7 +131,7 @@ def test_by_other_arithmetic_the_end_of_a_sweep_may_move_by_a_step(
     tensors = [numbers() for _ in range(3)]
     for x, largest in zip(tensors, (7.0, 7.5, 15.0), strict=True):
         x[0, 0] = largest  # 448, 480 and 960 sixty-fourths
-    ends = [float(sweep(each, fmt).exponent) for each in tensors]
+    ends = [float(sweep(swept_tensor, fmt).exponent) for swept_tensor in tensors]
     assert ends == [-6.0, -5.0, -4.0], "the largest number decides"
 
     def row(tensor: torch.Tensor, accepted: float, same: bool) -> Any:
@@ -137,9 +139,9 @@ def test_by_other_arithmetic_the_end_of_a_sweep_may_move_by_a_step(
 
     for now in (1, 2):
         assert row(tensors[now], ends[now - 1], True).values["exponent"] == ends[now]
-        kept = row(tensors[now], ends[now - 1], False)
-        assert kept.values["exponent"] == ends[now - 1]
-        assert kept.why is None
+        accepted_row = row(tensors[now], ends[now - 1], False)
+        assert accepted_row.values["exponent"] == ends[now - 1]
+        assert accepted_row.why is None
     assert row(tensors[2], ends[0], False).values["exponent"] == ends[2], "two steps are none"
 
 
@@ -177,8 +179,8 @@ def test_offsets_of_blocks_are_held_likewise(of: Bench) -> None:
     errors = {level["exponent"]: level["metrics"]["relative_mse"] for level in swept.levels}
     for offset, error in errors.items():
         row = row_at(of, "mxfp4_e2m1", offset)
-        kept = 1 / 1.02 <= error / errors[swept.exponent] <= 1.02
-        assert row.values["exponent"] == (offset if kept else swept.exponent)
+        is_as_good = 1 / 1.02 <= error / errors[swept.exponent] <= 1.02
+        assert row.values["exponent"] == (offset if is_as_good else swept.exponent)
 
 
 # The gate -----------------------------------------------------------------------------------------
@@ -187,32 +189,32 @@ def test_offsets_of_blocks_are_held_likewise(of: Bench) -> None:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("scaling")
-    made = session(folder, updating="all")
-    assert made.scaling(SUITE, FMT, LAYER).passed
-    made.commit()
+    gates = session(folder, updating="all")
+    assert gates.scaling(SUITE, FMT, LAYER).passed
+    gates.commit()
     return folder
 
 
 def accepted(folder: Path) -> float:
-    found = Store(folder, LLAMA).accepted(FMT)
-    assert found is not None
-    return found.values[Key(SUITE, SITE, "sweep", "exponent")]
+    baseline = Store(folder, LLAMA).accepted(FMT)
+    assert baseline is not None
+    return baseline.values[Key(SUITE, SITE, "sweep", "exponent")]
 
 
 def with_weight(
     folder: Path, factor: float, monkeypatch: pytest.MonkeyPatch, **more: Any
 ) -> ModelGates:
     """The same baseline, and a capture in which one weight is that many times as large."""
-    made = session(folder, **more)
+    gates = session(folder, **more)
     plain = format_rows._tensors
 
     def captured(bench: Bench, layer: str) -> dict[str, torch.Tensor]:
-        found = copy.copy(plain(bench, layer))
-        found[SITE] = found[SITE] * factor
-        return found
+        tensors = copy.copy(plain(bench, layer))
+        tensors[SITE] = tensors[SITE] * factor
+        return tensors
 
     monkeypatch.setattr(format_rows, "_tensors", captured)
-    return made
+    return gates
 
 
 def test_healthy_exponents_pass(recorded: Path, of: Bench) -> None:
@@ -225,18 +227,18 @@ def test_a_tensor_that_grew_fails_with_its_exponent_and_can_be_accepted(
 ) -> None:
     own = shutil.copytree(recorded, tmp_path / "own")
     before = accepted(own)
-    found = with_weight(own, 2.0**9, monkeypatch).scaling(SUITE, FMT, LAYER)
-    assert found.text.startswith(
+    outcome = with_weight(own, 2.0**9, monkeypatch).scaling(SUITE, FMT, LAYER)
+    assert outcome.text.startswith(
         f"exponent {before + 9:g} instead of {before:g} at {SITE} (format {FMT}): "
     )
-    assert "dB more" in found.text.splitlines()[0]
-    assert "--update-baselines" in found.text
-    (check,) = found.verdict.failed
+    assert "dB more" in outcome.text.splitlines()[0]
+    assert "--update-baselines" in outcome.text
+    (check,) = outcome.verdict.failed
     assert (check.metric, check.kind) == ("exponent", "regression")
     monkeypatch.undo()
-    made = with_weight(own, 2.0**9, monkeypatch, updating="failed")
-    assert made.scaling(SUITE, FMT, LAYER).passed
-    made.commit()
+    updated_gates = with_weight(own, 2.0**9, monkeypatch, updating="failed")
+    assert updated_gates.scaling(SUITE, FMT, LAYER).passed
+    updated_gates.commit()
     assert accepted(own) == before + 9
     monkeypatch.undo()
     assert with_weight(own, 2.0**9, monkeypatch).scaling(SUITE, FMT, LAYER).passed
@@ -245,26 +247,26 @@ def test_a_tensor_that_grew_fails_with_its_exponent_and_can_be_accepted(
 def test_a_tensor_that_became_zeros_is_missed(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = with_weight(recorded, 0.0, monkeypatch).scaling(SUITE, FMT, LAYER)
-    assert found.text.startswith(f"not measured at {SITE} (format {FMT}): it has accepted errors")
+    outcome = with_weight(recorded, 0.0, monkeypatch).scaling(SUITE, FMT, LAYER)
+    assert outcome.text.startswith(f"not measured at {SITE} (format {FMT}): it has accepted errors")
 
 
 def test_noise_between_two_that_are_as_good_changes_nothing(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of the equally good exponents the sweep prefers, the accepted one is reported."""
-    made = session(recorded)
+    gates = session(recorded)
     plain, best = format_rows.sweep, accepted(recorded)
 
     def prefers_another(*args: Any, **kwargs: Any) -> Any:
         swept = plain(*args, **kwargs)
-        here = swept.recommended["metrics"]["relative_mse"]
+        best_error = swept.recommended["metrics"]["relative_mse"]
         near = [
-            place
-            for place, level in enumerate(swept.levels)
+            index
+            for index, level in enumerate(swept.levels)
             if level["integer"]
             and level["exponent"] != swept.exponent
-            and abs(level["metrics"]["relative_mse"] / here - 1) < 0.015
+            and abs(level["metrics"]["relative_mse"] / best_error - 1) < 0.015
         ]
         if near:
             moved.append(swept.exponent)
@@ -273,7 +275,7 @@ def test_noise_between_two_that_are_as_good_changes_nothing(
 
     moved: list[float] = []
     monkeypatch.setattr(format_rows, "sweep", prefers_another)
-    found = made.scaling(SUITE, FMT, LAYER)
+    outcome = gates.scaling(SUITE, FMT, LAYER)
     assert moved, "some tensors have exponents that are as good"
-    assert found.passed, found.text
+    assert outcome.passed, outcome.text
     assert accepted(recorded) == best

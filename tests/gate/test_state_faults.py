@@ -235,8 +235,8 @@ def rounded_to_the_nearest(patch: pytest.MonkeyPatch) -> None:
 @fault("state-fp8-stochastic", "the state is rounded by the random numbers of token 0", SCAN, CONV)
 def one_draw_for_all_tokens(patch: pytest.MonkeyPatch) -> None:
     def draws(original: Any, self: StoredState, x: Tensor, first: int) -> Tensor:
-        drawn: Tensor = original(self, x, 0 * first)
-        return drawn if self._is_scan else drawn[:, :1]
+        output: Tensor = original(self, x, 0 * first)
+        return output if self._is_scan else output[:, :1]
 
     _changed(patch, StoredState, "_draws", draws)
 

@@ -75,9 +75,9 @@ def test_healthy_modes_pass_and_cover_every_state(name: str, recorded: Path) -> 
         f"backbone.layers.{k}.mixer.{part}" for k in range(2) for part in ("conv1d", "scan")
     }
     assert not scope.idle
-    (drawn,) = [row for row in judged[-1].record["rows"] if "pictures" in row]
-    assert drawn["site"] == "long_text"
-    panels, problems = panels_of(drawn)
+    (drawn_row,) = [row for row in judged[-1].record["rows"] if "pictures" in row]
+    assert drawn_row["site"] == "long_text"
+    panels, problems = panels_of(drawn_row)
     assert [panel.kind for panel in panels] == ["divergence_along", "loss_along"]
     assert problems == []
 

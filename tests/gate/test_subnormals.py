@@ -37,8 +37,8 @@ def wrong(family: Any, seed: int, factor: float = 1.0) -> list[str]:
             embedding.weight[46] *= factor
     rows = of.measure(chosen)
     assert rows
-    held = [row.site for row in rows for c in row.conformance or () if c.differing]
-    return held + [row.site for row in rows if row.why]
+    differing_sites = [row.site for row in rows for c in row.conformance or () if c.differing]
+    return differing_sites + [row.site for row in rows if row.why]
 
 
 @share(8)
@@ -46,6 +46,6 @@ def wrong(family: Any, seed: int, factor: float = 1.0) -> list[str]:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_small_values_in_fp16_are_green(family: Any, seed: int) -> None:
     assert wrong(family, seed) == []
-    found = wrong(family, seed, 1.1)
-    assert "model.embed_tokens:output" in found
-    assert "model.layers.0.mlp.down_proj:output" in found
+    bad_sites = wrong(family, seed, 1.1)
+    assert "model.embed_tokens:output" in bad_sites
+    assert "model.layers.0.mlp.down_proj:output" in bad_sites

@@ -274,8 +274,8 @@ def test_what_samples_can_tell_comes_first() -> None:
         "task of m, 10 samples, 90 tokens: a change of 0.02 to 0.1 bits per byte, or of 0.4 % to "
         "1.8 % of fp32's accuracy, would show"
     )
-    kept = [{**task, "kept_detectable": 0.0} for task in _lines()]
-    text = task_texts({"tasks": kept})[0]
+    poor_tasks = [{**task, "kept_detectable": 0.0} for task in _lines()]
+    text = task_texts({"tasks": poor_tasks})[0]
     assert text.endswith("a change of 0.02 to 0.1 bits per byte would show"), "0 % says nothing"
     assert more[0] == (
         "int8: KL 0.003 ± 9e-5 nats (99 % 0.036, 99.9 % 0.084), another first token at 4.1 %, right "

@@ -139,8 +139,8 @@ def test_the_smallest_defect_is_in_the_unit_of_the_metric() -> None:
     (defect,) = smallest_defects(paired)
     margin = 0.005 * sum(ACCEPTED) / len(ACCEPTED)
     assert defect["size"] == pytest.approx(margin)
-    apart = [ACCEPTED[0] + 0.003, ACCEPTED[1] - 0.003, *ACCEPTED[2:]]
-    spread = judge([row(apart, accepted=of_samples())], lambda _row: Limits(), True)
+    shifted = [ACCEPTED[0] + 0.003, ACCEPTED[1] - 0.003, *ACCEPTED[2:]]
+    spread = judge([row(shifted, accepted=of_samples())], lambda _row: Limits(), True)
     assert spread.passed
     assert smallest_defects(spread)[0]["size"] < 0.7 * margin
 

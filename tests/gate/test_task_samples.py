@@ -249,18 +249,18 @@ def test_tokens_of_all_rows_count_and_padding_does_not() -> None:
     ids = torch.randint(0, 16, (2, 9), generator=random)
     actual, reference = (torch.randn(2, 9, 16, generator=random) for _ in range(2))
     rows = [figures(ids[n : n + 1], actual[n : n + 1], reference[n : n + 1]) for n in range(2)]
-    both = figures(ids, actual, reference)
-    assert both == pytest.approx([sum(column) / 2 for column in zip(*rows, strict=True)])
+    batch_figures = figures(ids, actual, reference)
+    assert batch_figures == pytest.approx([sum(column) / 2 for column in zip(*rows, strict=True)])
     padded = ids.clone()
     padded[1] = -1
     assert figures(padded, actual, reference) == pytest.approx(rows[0])
     padded[0, 5:] = -1
     short = figures(ids[:1, :5], actual[:1, :5], reference[:1, :5])
     assert figures(padded, actual, reference) == pytest.approx(short)
-    left = ids[:1].clone()
-    left[0, :3] = -1
+    padded_ids = ids[:1].clone()
+    padded_ids[0, :3] = -1
     behind = figures(ids[:1, 3:], actual[:1, 3:], reference[:1, 3:])
-    assert figures(left, actual[:1], reference[:1]) == pytest.approx(behind)
+    assert figures(padded_ids, actual[:1], reference[:1]) == pytest.approx(behind)
     assert all(
         math.isnan(figure) for figure in figures(torch.full_like(ids, -1), actual, reference)
     )

@@ -49,9 +49,9 @@ CASES: list[tuple[Verdict, str]] = [
 
 @pytest.mark.parametrize(("found", "line"), CASES, ids=range(len(CASES)))
 def test_the_first_line(found: Verdict, line: str) -> None:
-    said = first_line(found, "2-1")
-    rest = len(found.failed) - 1
-    assert said == line + (f" (+{rest} more failed check)" if rest else "")
+    headline = first_line(found, "2-1")
+    more_failures = len(found.failed) - 1
+    assert headline == line + (f" (+{more_failures} more failed check)" if more_failures else "")
 
 
 def test_a_verdict_that_passed_has_no_first_line() -> None:
@@ -76,12 +76,12 @@ def text(*sites: Measured, **given: Any) -> str:
 
 
 def test_the_whole_text() -> None:
-    said = text(
+    message = text(
         carried("fc2", 9.211e-4, order=1, **OPEN),
         measured("fc1", 1.2e-4, ideal=None),
         carried("good"),
     )
-    assert said.splitlines() == [
+    assert message.splitlines() == [
         "relative_mse 1.2e-04 > 1.0e-04 at fc1 (mode 2-1): 20 % over accepted, 2 % allowed (+1 more failed check)",
         "",
         "  site  scope    metric        accepted/ideal  now       change  limit        kind",
@@ -95,9 +95,10 @@ def test_the_whole_text() -> None:
 
 
 def test_columns_stand_under_each_other() -> None:
-    said = text(carried("a", 1.0), carried("a.much.longer.name", 0.5)).splitlines()[2:5]
+    table_lines = text(carried("a", 1.0), carried("a.much.longer.name", 0.5)).splitlines()[2:5]
     starts = [
-        line.index(word) for line, word in zip(said, ("scope", "carried", "carried"), strict=True)
+        line.index(word)
+        for line, word in zip(table_lines, ("scope", "carried", "carried"), strict=True)
     ]
     assert len(set(starts)) == 1
 
@@ -105,11 +106,13 @@ def test_columns_stand_under_each_other() -> None:
 @pytest.mark.parametrize("count", [1, 4, 5, 6, 200])
 def test_the_text_stays_under_fifteen_lines(count: int) -> None:
     sites = [measured(f"s{n}", 1.0 + n, order=n, ideal=None) for n in range(count - 1)]
-    said = text(*sites, carried("abs", 0.5, accepted=WIDE), bound=parse_bound("relative_mse<0.25"))
-    assert len(said.splitlines()) < 15
+    message = text(
+        *sites, carried("abs", 0.5, accepted=WIDE), bound=parse_bound("relative_mse<0.25")
+    )
+    assert len(message.splitlines()) < 15
     bound = parse_bound("relative_mse<0.25")
     failed = len(verdict(*sites, carried("abs", 0.5, accepted=WIDE), bound=bound).failed)
-    assert (f"5 of {failed} failed checks are shown" in said) == (failed > 5)
+    assert (f"5 of {failed} failed checks are shown" in message) == (failed > 5)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +134,10 @@ def test_the_command_is_offered_only_where_it_helps(
     bound = (
         parse_bound("relative_mse<1e-2") if site.scope == "carried" and site.gated is None else None
     )
-    said = text(site, bound=bound)
-    assert (COMMAND in said) == offered
-    assert ("cannot accept this" in said) != offered
-    assert words in said
+    message = text(site, bound=bound)
+    assert (COMMAND in message) == offered
+    assert ("cannot accept this" in message) != offered
+    assert words in message
 
 
 @pytest.mark.parametrize(
@@ -156,37 +159,37 @@ def test_budget_rows_show_decibels() -> None:
 
 def test_a_hostile_name_is_one_line_without_control_characters() -> None:
     name = "bad\n::error::x\x1b[31m\u202e"
-    found = text(carried(name, 1.0))
-    assert all(char.isprintable() or char == "\n" for char in found)
-    assert not any(line.startswith("::") for line in found.splitlines())
-    assert r"bad\n::error::x\x1b[31m\u202e" in found.splitlines()[0]
+    message = text(carried(name, 1.0))
+    assert all(char.isprintable() or char == "\n" for char in message)
+    assert not any(line.startswith("::") for line in message.splitlines())
+    assert r"bad\n::error::x\x1b[31m\u202e" in message.splitlines()[0]
 
 
 def test_what_differs_looks_different() -> None:
     """Accepted, now and limit of a small regression were all 1.6e-03."""
-    found = text(carried("fc", 1.6329e-3, accepted={**ACCEPTED, "relative_mse": 1.6001e-3}))
-    (row,) = (line.split() for line in found.splitlines() if line.startswith("  fc "))
+    message = text(carried("fc", 1.6329e-3, accepted={**ACCEPTED, "relative_mse": 1.6001e-3}))
+    (row,) = (line.split() for line in message.splitlines() if line.startswith("  fc "))
     accepted, now, _, _, limit = row[3:8]
     assert len({accepted, now, limit}) == 3, row
 
 
 def test_a_failure_praises_nothing_and_gives_one_advice() -> None:
     values = {**ACCEPTED, "mse": 1e-9, "correlation": 0.999999}
-    found = text(
+    message = text(
         carried("a", values={**values, "relative_mse": 0.5}), measured("b", 1.0, accepted=WIDE)
     )
-    assert not {"excellent", "good", "fair", "poor"} & set(found.replace(",", " ").split())
-    assert "  carried: MSE 1.0e-09, correlation 0.999999" in found
-    assert found.count("--update-baselines") == 1
-    assert "if intended" not in found
+    assert not {"excellent", "good", "fair", "poor"} & set(message.replace(",", " ").split())
+    assert "  carried: MSE 1.0e-09, correlation 0.999999" in message
+    assert message.count("--update-baselines") == 1
+    assert "if intended" not in message
 
 
 def test_a_failure_that_follows_says_what_to_mend_first() -> None:
     earlier = EarlierCause("follows from layers.3.up:weight", is_acceptable=False)
-    found = text(carried("fc2", 1.0), earlier=earlier)
-    assert found.splitlines()[0].endswith("; follows from layers.3.up:weight")
-    assert "  mend that first: this test follows from layers.3.up:weight" in found
-    assert "if intended" not in found
+    message = text(carried("fc2", 1.0), earlier=earlier)
+    assert message.splitlines()[0].endswith("; follows from layers.3.up:weight")
+    assert "  mend that first: this test follows from layers.3.up:weight" in message
+    assert "if intended" not in message
     drift = text(carried("fc2", 1.0), earlier=earlier._replace(is_acceptable=True))
     assert "if intended" in drift
     assert "mend that first" not in drift
@@ -205,11 +208,11 @@ def off_ideal(decibels: float) -> Verdict:
 def test_an_error_that_no_quantizer_of_the_format_can_make_is_no_improvement(
     decibels: float, passes: bool
 ) -> None:
-    found = off_ideal(decibels)
-    assert found.passed is passes
+    judgement = off_ideal(decibels)
+    assert judgement.passed is passes
     if decibels < 0 and not passes:
         words = "better than an ideal int8 quantizer: nothing is quantized here"
-        assert words in first_line(found, "int8")
+        assert words in first_line(judgement, "int8")
 
 
 @pytest.mark.parametrize(("decibels", "shown"), [(-6.66, "-6.7"), (-0.52, "-0.52"), (6.66, "6.7")])

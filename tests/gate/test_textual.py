@@ -32,10 +32,12 @@ def test_the_same_text_passes_and_is_no_improvement() -> None:
 
 @pytest.mark.parametrize("now", [THEN, "nothing", NOW + " ", NOW.upper()])
 def test_another_text_fails_and_both_are_told(now: str) -> None:
-    found = sites((NOW, now))
-    assert [check.metric for check in found.failed] == ["quantizer"]
-    assert first_line(found, "2-4") == f"{NOW} accepted, {now} found, at layers.0:input (mode 2-4)"
-    text = failure_text(found, "2-4")
+    judgement = sites((NOW, now))
+    assert [check.metric for check in judgement.failed] == ["quantizer"]
+    assert (
+        first_line(judgement, "2-4") == f"{NOW} accepted, {now} found, at layers.0:input (mode 2-4)"
+    )
+    text = failure_text(judgement, "2-4")
     assert text.count(NOW + " accepted") == 1
     assert "quantizer" not in text, "no table of texts"
     assert "an update without --accept-plan writes nothing of this gate" in text
@@ -71,13 +73,13 @@ def test_nothing_of_a_gate_with_another_plan_is_written() -> None:
 
 def test_a_quantized_site_that_is_gone_is_another_plan() -> None:
     gone = ("layers.9:weight", "local")
-    found = judge(sites((NOW, NOW)).measured, lambda _: Limits(), True, absent={gone: THEN})
-    first = failure_text(found, "2-4").splitlines()[0]
+    judgement = judge(sites((NOW, NOW)).measured, lambda _: Limits(), True, absent={gone: THEN})
+    first = failure_text(judgement, "2-4").splitlines()[0]
     assert first == f"{THEN} accepted, no such site found, at layers.9:weight (mode 2-4)"
-    assert decide_update(found).removed == ()
-    assert not decide_update(found).passed
-    assert decide_update(found, accept_plan=True).removed == (gone,)
-    assert decide_update(found, accept_plan=True).passed
+    assert decide_update(judgement).removed == ()
+    assert not decide_update(judgement).passed
+    assert decide_update(judgement, accept_plan=True).removed == (gone,)
+    assert decide_update(judgement, accept_plan=True).passed
 
 
 def test_an_update_stores_the_text() -> None:
@@ -88,7 +90,7 @@ def test_an_update_stores_the_text() -> None:
     update = decide_update(sites((THEN, NOW)), accept_plan=True)
     assert update.values == {KEY: NOW}
     assert update.passed
-    assert [(each.old, each.new) for each in update.changes] == [(THEN, NOW)]
+    assert [(change.old, change.new) for change in update.changes] == [(THEN, NOW)]
     assert decide_update(sites(("", NOW))).values == {}, "nothing was quantized there"
     assert decide_update(sites(("", NOW)), accept_plan=True).values == {KEY: NOW}
 

@@ -70,13 +70,13 @@ TABLE: dict[tuple[str, str], tuple[dict[tuple[str, str, str], float], bool]] = {
 @pytest.mark.parametrize("state", STATES)
 def test_the_table(state: str, which: Any) -> None:
     site, passes = STATES[state]
-    found = judged(site)
-    assert found.passed is passes
+    judgement = judged(site)
+    assert judgement.passed is passes
     values, passes_updated = TABLE[state, which]
-    update = decide_update(found, which)
+    update = decide_update(judgement, which)
     assert update.values == values
     assert update.passed is passes_updated
-    assert {c.key for c in update.remaining} <= {c.key for c in found.failed}
+    assert {c.key for c in update.remaining} <= {c.key for c in judgement.failed}
     accepted = {**(site.accepted or {}), **{key[2]: value for key, value in values.items()}}
     stored = judged(replace(site, accepted=accepted))
     assert stored.passed is passes_updated, "what an update says passes does pass once stored"
@@ -94,8 +94,8 @@ def test_a_site_that_is_gone(which: Any) -> None:
     "accepted", [ACCEPTED, None, {"relative_mse": 1.0, "one_minus_correlation": 1.0}]
 )
 def test_the_format_budget_cannot_be_accepted(accepted: Any, which: Any) -> None:
-    found = judged(measured(mse=1e-3, accepted=accepted))
-    update = decide_update(found, which)
+    judgement = judged(measured(mse=1e-3, accepted=accepted))
+    update = decide_update(judgement, which)
     assert update.values == {}
     assert "budget" in [c.kind for c in update.remaining]
     assert "raise budget_db (default)" in update.hint
@@ -126,8 +126,8 @@ def test_nothing_to_compare_cannot_be_accepted() -> None:
 
 def test_changes_say_old_and_new() -> None:
     sites = [carried("a", 2e-4), carried("b", 5e-5), carried("c", accepted=None), carried("d")]
-    found = judged(*sites, absent={("gone", "carried"): ""})
-    lines = [(c.site, c.metric, c.state, c.old, c.new) for c in decide_update(found).changes]
+    judgement = judged(*sites, absent={("gone", "carried"): ""})
+    lines = [(c.site, c.metric, c.state, c.old, c.new) for c in decide_update(judgement).changes]
     assert lines == [
         ("a", "relative_mse", "worse", 1e-4, 2e-4),
         ("b", "relative_mse", "improved", 1e-4, 5e-5),
@@ -135,7 +135,7 @@ def test_changes_say_old_and_new() -> None:
         ("c", "relative_mse", "new", None, 1e-4),
         ("gone", "", "removed", None, None),
     ]
-    assert {c.state for c in decide_update(found, "all").changes if c.site == "d"} == {"same"}
+    assert {c.state for c in decide_update(judgement, "all").changes if c.site == "d"} == {"same"}
     local = decide_update(judged(measured(ideal={"relative_mse": 1e-4})), "all").changes
     assert [(c.metric, c.old) for c in local] == [
         ("one_minus_correlation", 5e-5),

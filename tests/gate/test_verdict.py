@@ -23,9 +23,9 @@ def test_the_error_enters_at_the_first_local_one_that_is_out() -> None:
         measured("c", 9.0, order=3),
         measured("d", order=1),
     ]
-    found = verdict(*sites)
-    assert found.first_source == "b"
-    assert found.failed[0].site == "a" or found.failed[0].site == "c"
+    judgement = verdict(*sites)
+    assert judgement.first_source == "b"
+    assert judgement.failed[0].site == "a" or judgement.failed[0].site == "c"
     assert verdict(carried("a", 1.0), measured("b", order=1)).first_source is None
     assert verdict(measured("b", accepted=None)).first_source is None, "missing is not out"
     assert (
@@ -61,9 +61,9 @@ def test_the_binding_check_is_the_worst_or_the_nearest() -> None:
 
 def test_all_sites_are_judged_each_by_its_own_limits() -> None:
     sites = [carried("a", 1.3e-4), carried("b", 1.3e-4)]
-    found = judge(sites, lambda m: Limits(regression=0.5 if m.site == "a" else 0.02), True)
-    assert [check.site for check in found.failed] == ["b"]
-    assert {check.site for check in found.checks} == {"a", "b"}
+    judgement = judge(sites, lambda m: Limits(regression=0.5 if m.site == "a" else 0.02), True)
+    assert [check.site for check in judgement.failed] == ["b"]
+    assert {check.site for check in judgement.checks} == {"a", "b"}
 
 
 @given(errors, errors, st.booleans(), errors, st.floats(0, 1))
@@ -72,13 +72,13 @@ def test_a_larger_error_never_turns_fail_into_pass(
 ) -> None:
     small, large = sorted([a, b])
     make = measured if local else carried
-    given: dict[str, Any] = {"accepted": {**ACCEPTED, "relative_mse": accepted}, "floor": floor}
+    options: dict[str, Any] = {"accepted": {**ACCEPTED, "relative_mse": accepted}, "floor": floor}
     passed = [
-        verdict(make(mse=mse, **given), bound=parse_bound("relative_mse<10")).passed
+        verdict(make(mse=mse, **options), bound=parse_bound("relative_mse<10")).passed
         for mse in (small, large)
     ]
     # An error that is far smaller than accepted is one of its own: something else was computed.
-    far_better = [each < accepted / 2 for each in (small, large)]
+    far_better = [error < accepted / 2 for error in (small, large)]
     assert passed in ([True, True], [True, False], [False, False]) or far_better == [True, False]
 
 

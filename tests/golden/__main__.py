@@ -36,17 +36,17 @@ def main() -> int:
     selected = running.selected(args.names)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="qgate-golden-") as folder:
-        made = Path(folder)
-        running.run_groups(selected, made, plain=not args.default_arithmetic)
+        output_dir = Path(folder)
+        running.run_groups(selected, output_dir, plain=not args.default_arithmetic)
         cases = [case for of_group in selected.values() for case in of_group]
         for case in cases:
-            found = running.case_differences(case, made)
-            if found:
+            file_differences = running.case_differences(case, output_dir)
+            if file_differences:
                 differing.append(case)
-                files += len(found)
-                print(running.shown(case, found, 10**9 if args.all_lines else 20))
+                files += len(file_differences)
+                print(running.shown(case, file_differences, 10**9 if args.all_lines else 20))
             if args.write:
-                running.write_case(case, made)
+                running.write_case(case, output_dir)
     print(f"{len(cases)} cases in {time.perf_counter() - start:.1f} s", file=sys.stderr)
     if args.write and not args.names:
         print(

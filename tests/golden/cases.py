@@ -35,8 +35,8 @@ class Step:
         return self.command
 
     def keeps(self, name: str) -> bool:
-        wanted = any(fnmatch.fnmatch(name, pattern) for pattern in self.keep)
-        return wanted and not any(fnmatch.fnmatch(name, pattern) for pattern in self.leave)
+        is_matched = any(fnmatch.fnmatch(name, pattern) for pattern in self.keep)
+        return is_matched and not any(fnmatch.fnmatch(name, pattern) for pattern in self.leave)
 
     def golden_name(self, name: str) -> str:
         """The name of the golden file; a description does not end like what it describes."""
@@ -191,7 +191,7 @@ SET = f"{SHORT} --set calib_samples=2 --set calib_seqlen=64"
 def _model_steps(model: str, modes: tuple[str, str], calibrated: str) -> tuple[Step, ...]:
     first, second = modes
     short = f"--data.num_samples 2 --data.seq_len 64 --visualization.save_dir activations-{model}"
-    wanted = "--sensitivity.enabled true --visualization.enabled.distribution true"
+    plot_options = "--sensitivity.enabled true --visualization.enabled.distribution true"
     return (
         step(
             f"capture-{model}",
@@ -206,7 +206,7 @@ def _model_steps(model: str, modes: tuple[str, str], calibrated: str) -> tuple[S
         ),
         step(
             f"activations-{model}",
-            f"qgate activations --model {model} {short} {wanted}",
+            f"qgate activations --model {model} {short} {plot_options}",
             strip=f"activations-{model}",
         ),
     )

@@ -29,10 +29,10 @@ class Difference:
 
     def __str__(self) -> str:
         old, new = _windows(self.old, self.new)
-        shown = [f"  line {self.line}"]
-        shown += [] if old is None else [f"    - {old}"]
-        shown += [] if new is None else [f"    + {new}"]
-        return "\n".join(shown)
+        lines = [f"  line {self.line}"]
+        lines += [] if old is None else [f"    - {old}"]
+        lines += [] if new is None else [f"    + {new}"]
+        return "\n".join(lines)
 
 
 def differences(old: str, new: str) -> list[Difference]:
@@ -46,7 +46,7 @@ def differences(old: str, new: str) -> list[Difference]:
     else:
         matcher = difflib.SequenceMatcher(None, *skeletons, autojunk=False)
         blocks = list(matcher.get_opcodes())
-    return [each for block in blocks for each in _block(before, after, *block)]
+    return [difference for block in blocks for difference in _block(before, after, *block)]
 
 
 def _block(

@@ -110,11 +110,11 @@ def without_run(value: Any) -> Any:
     """JSON in which fields that are of this run have a fixed value."""
     if isinstance(value, dict):
         return {
-            name: _fixed(name, each) if name in OF_THE_RUN else without_run(each)
-            for name, each in value.items()
+            name: _fixed(name, entry) if name in OF_THE_RUN else without_run(entry)
+            for name, entry in value.items()
         }
     if isinstance(value, list):
-        return [without_run(each) for each in value]
+        return [without_run(item) for item in value]
     return steady(value) if isinstance(value, str) else value
 
 
@@ -135,9 +135,9 @@ def _results_lines(path: Path, folder: Path) -> Iterator[str]:
 
 def _in_nine_digits(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _in_nine_digits(each) for name, each in value.items()}
+        return {name: _in_nine_digits(entry) for name, entry in value.items()}
     if isinstance(value, list):
-        return [_in_nine_digits(each) for each in value]
+        return [_in_nine_digits(item) for item in value]
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 

@@ -19,8 +19,8 @@ def help_lines(parser: argparse.ArgumentParser) -> Iterator[str]:
                 yield f"  command {choice.dest}: {choice.help}"
         elif action.help != argparse.SUPPRESS and not isinstance(action, argparse._HelpAction):
             yield f"  {_described(action)}"
-    for each in nested.values():
-        yield from help_lines(each)
+    for subparser in nested.values():
+        yield from help_lines(subparser)
 
 
 def _described(action: argparse.Action) -> str:
@@ -39,6 +39,6 @@ def commands_of(parser: argparse.ArgumentParser) -> Iterator[str]:
     """All commands and verbs, as they are typed after `qgate`."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for name, each in action.choices.items():
-                below = list(commands_of(each))
+            for name, subparser in action.choices.items():
+                below = list(commands_of(subparser))
                 yield from [f"{name} {verb}" for verb in below] or [name]

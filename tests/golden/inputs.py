@@ -158,9 +158,9 @@ def write_dump(folder: Path, *, faults: bool, quant_type: str, ranks: tuple[int,
         header = {"model": "Toy", "quant_type": quant_type, "run": "golden"}
         with DumpWriter(folder, header=header, rank=rank, world_size=RANKS) as writer:
             for record, values in records_of(rank, quant_type):
-                made = planted(record, values) if faults else noisy(record, values)
-                nonfinite = {"nan": 0, "posinf": int(np.isinf(made).sum()), "neginf": 0}
-                writer.add(replace(record, nonfinite=nonfinite), as_stored(record, made))
+                altered = planted(record, values) if faults else noisy(record, values)
+                nonfinite = {"nan": 0, "posinf": int(np.isinf(altered).sum()), "neginf": 0}
+                writer.add(replace(record, nonfinite=nonfinite), as_stored(record, altered))
 
 
 def as_stored(record: Record, values: Values) -> Tensor:
@@ -172,10 +172,10 @@ def as_stored(record: Record, values: Values) -> Tensor:
 def write_dumps(folder: Path) -> None:
     """Write `faulty` and `clean` of two ranks, and each rank of `clean` by itself to be merged."""
     folder.mkdir()
-    both = tuple(range(RANKS))
-    write_dump(folder / "faulty", faults=True, quant_type="mxfp8", ranks=both)
-    write_dump(folder / "clean", faults=False, quant_type="hifp8", ranks=both)
-    for rank in both:
+    all_ranks = tuple(range(RANKS))
+    write_dump(folder / "faulty", faults=True, quant_type="mxfp8", ranks=all_ranks)
+    write_dump(folder / "clean", faults=False, quant_type="hifp8", ranks=all_ranks)
+    for rank in all_ranks:
         name = f"clean-rank{rank}"
         write_dump(folder / name, faults=False, quant_type="hifp8", ranks=(rank,))
 
@@ -227,8 +227,8 @@ def write_worse_results(before: Path, after: Path) -> None:
                 check["passed"] = check["bound"] is not None and check["value"] <= check["bound"]
                 record["values"]["relative_mse"] = check["value"]
                 record["passed"] = record["passed"] and check["passed"]
-    made = "".join(f"{json.dumps(record)}\n" for record in records)
-    (after / "results.jsonl").write_text(made, encoding="utf-8")
+    jsonl_text = "".join(f"{json.dumps(record)}\n" for record in records)
+    (after / "results.jsonl").write_text(jsonl_text, encoding="utf-8")
 
 
 def write_checkpoints(folder: Path) -> None:

@@ -59,9 +59,9 @@ class _Page(HTMLParser):
         self.shapes = {}
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = dict(attrs)
+        attributes = dict(attrs)
         # The files of pictures are pinned by themselves.
-        if tag in HIDDEN or (told.get("class") == "frame" and not self.hidden):
+        if tag in HIDDEN or (attributes.get("class") == "frame" and not self.hidden):
             self.hidden.append(tag)
         if self.hidden:
             return
@@ -74,16 +74,18 @@ class _Page(HTMLParser):
         if tag == "option" or (self.svg and tag in ("text", "title", "g")):
             self._end_line()
         for name in SPOKEN:
-            if told.get(name):
-                self.words.append(f" [{name}: {told[name]}] ")
+            if attributes.get(name):
+                self.words.append(f" [{name}: {attributes[name]}] ")
         if tag == "img":
             self.words.append(" [picture] ")
         if self.svg and tag not in ("text", "svg"):
             numbers = [
-                float(number) for name in DATA for number in _NUMBER.findall(told.get(name) or "")
+                float(number)
+                for name in DATA
+                for number in _NUMBER.findall(attributes.get(name) or "")
             ]
             if numbers:
-                self.shapes.setdefault(f"{tag} {told.get('class') or ''}".strip(), []).extend(
+                self.shapes.setdefault(f"{tag} {attributes.get('class') or ''}".strip(), []).extend(
                     numbers
                 )
 

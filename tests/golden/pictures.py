@@ -60,9 +60,9 @@ def _axis_lines(axes: Axes, name: str) -> Iterator[str]:
         return
     limits = getattr(axes, f"get_{name}lim")()
     ticks = [label.get_text() for label in axis.get_ticklabels() if label.get_text()]
-    shown = ", ".join(ticks) if len(ticks) <= 4 * FEW else texts_text(ticks)
+    tick_text = ", ".join(ticks) if len(ticks) <= 4 * FEW else texts_text(ticks)
     label = axis.get_label_text().replace("\n", " ⏎ ")
-    yield f"{name} {scalar_text(label)} {axis.get_scale()} {_values(limits)}: {shown}"
+    yield f"{name} {scalar_text(label)} {axis.get_scale()} {_values(limits)}: {tick_text}"
 
 
 def _patch_lines(axes: Axes) -> Iterator[str]:
@@ -89,10 +89,10 @@ def _patch_lines(axes: Axes) -> Iterator[str]:
 
 def _collection_lines(collection: Any) -> Iterator[str]:
     kind = type(collection).__name__
-    faces = [_color(each) for each in _rows(collection.get_facecolor())]
-    edges = [_color(each) for each in _rows(collection.get_edgecolor())]
+    faces = [_color(face) for face in _rows(collection.get_facecolor())]
+    edges = [_color(edge) for edge in _rows(collection.get_edgecolor())]
     colors = [*dict.fromkeys(faces or edges)]
-    shown = " ".join(colors) if len(colors) <= FEW else f"{len(colors)} colors"
+    color_text = " ".join(colors) if len(colors) <= FEW else f"{len(colors)} colors"
     parts = []
     if (
         offsets := np.ma.asarray(collection.get_offsets()).filled(np.nan)
@@ -106,7 +106,7 @@ def _collection_lines(collection: Any) -> Iterator[str]:
     if (values := collection.get_array()) is not None:
         filled = np.ma.asarray(values).astype(np.float64).filled(np.nan)
         parts.append(f"values {array_text(filled)}")
-    yield f"{kind} {shown}{_label(collection)}: {', '.join(parts)}"
+    yield f"{kind} {color_text}{_label(collection)}: {', '.join(parts)}"
 
 
 def _legend_lines(legend: Any) -> Iterator[str]:

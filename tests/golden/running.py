@@ -46,9 +46,14 @@ class GroupError(Exception):
 
 def environment(*, plain: bool) -> dict[str, str]:
     """Variables of a group's process: none of the caller's that could change what is printed."""
-    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    inherited = {name: os.environ[name] for name in KEPT if name in os.environ}
     arithmetic = PLAIN_ARITHMETIC if plain else {"OMP_NUM_THREADS": "1"}
-    return {**kept, **FIXED, **{k: v for k, v in arithmetic.items() if v}, "PYTHONPATH": str(ROOT)}
+    return {
+        **inherited,
+        **FIXED,
+        **{k: v for k, v in arithmetic.items() if v},
+        "PYTHONPATH": str(ROOT),
+    }
 
 
 def run_groups(names: Iterable[str], output: Path, *, plain: bool = True) -> None:
@@ -73,12 +78,12 @@ def selected(names: Iterable[str]) -> dict[str, list[str]]:
     chosen = {}
     for group, its in GROUPS.items():
         cases = [step.case for step in its.steps]
-        wanted = [case for case in cases if group in names or case.startswith(tuple(names))]
-        chosen[group] = wanted if names else cases
-    found = {group: cases for group, cases in chosen.items() if cases}
-    if not found:
+        matching = [case for case in cases if group in names or case.startswith(tuple(names))]
+        chosen[group] = matching if names else cases
+    nonempty = {group: cases for group, cases in chosen.items() if cases}
+    if not nonempty:
         raise SystemExit(f"no golden case begins with {', '.join(names)}: {', '.join(GROUPS)}")
-    return found
+    return nonempty
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -93,26 +98,30 @@ def case_differences(case: str, made: Path) -> dict[str, list[Difference]]:
 
 
 def text_differences(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, list[Difference]]:
-    found = {}
+    by_file = {}
     for name in sorted({*old, *new}):
         if name not in new:
-            found[name] = [Difference(1, "the file is no longer written", None)]
+            by_file[name] = [Difference(1, "the file is no longer written", None)]
         elif name not in old:
-            found[name] = [Difference(1, None, "the file is new")]
+            by_file[name] = [Difference(1, None, "the file is new")]
         elif lines := differences(old[name], new[name]):
-            found[name] = lines
-    return found
+            by_file[name] = lines
+    return by_file
 
 
 def shown(case: str, found: Mapping[str, list[Difference]], most: int = 20) -> str:
     """Differences as text: the file, the line, old and new."""
     lines = []
-    for name, each in found.items():
+    for name, file_differences in found.items():
         lines.append(
-            f"{case}/{name}: {len(each)} {'line differs' if len(each) == 1 else 'lines differ'}"
+            f"{case}/{name}: {len(file_differences)} {'line differs' if len(file_differences) == 1 else 'lines differ'}"
         )
-        lines += [str(difference) for difference in each[:most]]
-        lines += [f"  and {len(each) - most} more lines"] if len(each) > most else []
+        lines += [str(difference) for difference in file_differences[:most]]
+        lines += (
+            [f"  and {len(file_differences) - most} more lines"]
+            if len(file_differences) > most
+            else []
+        )
     return "\n".join(lines)
 
 
@@ -124,8 +133,8 @@ def write_case(case: str, made: Path) -> None:
 
 def remove_unknown() -> list[str]:
     """Remove stored cases that are no more."""
-    known = set(cases_of(GROUPS))
-    unknown = sorted(path.name for path in STORED.iterdir() if path.name not in known)
+    case_names = set(cases_of(GROUPS))
+    unknown = sorted(path.name for path in STORED.iterdir() if path.name not in case_names)
     for name in unknown:
         shutil.rmtree(STORED / name)
     return unknown

@@ -83,13 +83,13 @@ def json_lines(value: object, indent: int = 0) -> Iterator[str]:
     if short is not None and len(short) + indent <= WIDE:
         yield pad + short
     elif isinstance(value, Mapping):
-        for name, each in value.items():
-            inner = _one_line(each)
+        for name, entry in value.items():
+            inner = _one_line(entry)
             if inner is not None and len(inner) + indent <= 10 * WIDE:
                 yield f"{pad}{name}: {inner}"
             else:
                 yield f"{pad}{name}:"
-                yield from json_lines(each, indent + 1)
+                yield from json_lines(entry, indent + 1)
     elif isinstance(value, list):
         yield from (pad + line for line in _list_lines(value))
     else:
@@ -99,15 +99,15 @@ def json_lines(value: object, indent: int = 0) -> Iterator[str]:
 def _one_line(value: object) -> str | None:
     """The text of a scalar, of numbers, or of a short list or mapping of them."""
     if isinstance(value, list):
-        if value and all(_is_number(each) for each in value):
-            return array_text([math.nan if each is None else each for each in value])
-        parts = [_one_line(each) for each in value[: FEW + 1]]
+        if value and all(_is_number(number) for number in value):
+            return array_text([math.nan if scalar is None else scalar for scalar in value])
+        parts = [_one_line(item) for item in value[: FEW + 1]]
         if len(value) > FEW or any(part is None for part in parts):
             return None
         text = "[" + ", ".join(part or "" for part in parts) + "]"
         return text if len(text) <= WIDE else None
     if isinstance(value, Mapping):
-        parts = [_one_line(each) for each in value.values()]
+        parts = [_one_line(entry) for entry in value.values()]
         if any(part is None for part in parts):
             return None
         named = zip(value, parts, strict=True)
@@ -121,13 +121,13 @@ def _is_number(value: object) -> bool:
 
 
 def _list_lines(values: list[Any]) -> Iterator[str]:
-    if all(isinstance(each, str) for each in values) and len(values) > MOST_ROWS:
+    if all(isinstance(item, str) for item in values) and len(values) > MOST_ROWS:
         yield texts_text(values)
-    elif len(values) > FEW and any(isinstance(each, (Mapping, list)) for each in values):
-        yield from table_lines([dict(_leaves(each)) for each in values])
+    elif len(values) > FEW and any(isinstance(element, (Mapping, list)) for element in values):
+        yield from table_lines([dict(_leaves(row)) for row in values])
     else:
-        for each in values:
-            lines = list(json_lines(each))
+        for entry in values:
+            lines = list(json_lines(entry))
             yield f"- {lines[0] if lines else ''}"
             yield from (f"  {line}" for line in lines[1:])
 
@@ -135,11 +135,11 @@ def _list_lines(values: list[Any]) -> Iterator[str]:
 def _leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
     """Scalars by their path; numbers of a list go by its path and place."""
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _leaves(each, f"{name}.{key}" if name else str(key))
+        for key, entry in value.items():
+            yield from _leaves(entry, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list):
-        for i, each in enumerate(value):
-            yield from _leaves(each, f"{name}[{i}]" if i < FEW else f"{name}[…]")
+        for i, item in enumerate(value):
+            yield from _leaves(item, f"{name}[{i}]" if i < FEW else f"{name}[…]")
     else:
         yield name, value
 
@@ -148,8 +148,8 @@ def table_lines(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
     """Rows with the same names: the first, the last, and a summary of each column."""
     yield f"{len(rows)} rows"
     for label, row in (("first", rows[0]), ("last", rows[-1])):
-        told = ", ".join(f"{name} {scalar_text(value)}" for name, value in _few(row))
-        yield f"  {label}: {told}"
+        cells = ", ".join(f"{name} {scalar_text(value)}" for name, value in _few(row))
+        yield f"  {label}: {cells}"
     for name in dict.fromkeys(name for row in rows for name in row):
         column = [row[name] for row in rows if name in row]
         yield f"  {name}: {column_text(column)}"
@@ -163,11 +163,11 @@ def column_text(column: Iterable[object]) -> str:
     """Numbers and texts of a column, each summarized."""
     values = list(column)
     numbers = [value for value in values if _is_number(value)]
-    others = [
+    strings = [
         value if isinstance(value, str) else scalar_text(value)
         for value in values
         if not _is_number(value)
     ]
     parts = [array_text(numbers)] if numbers else []
-    parts += [texts_text(others)] if others else []
+    parts += [texts_text(strings)] if strings else []
     return "; ".join(parts)

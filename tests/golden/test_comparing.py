@@ -36,8 +36,8 @@ TEXT = "sweep of act\nSQNR  31.3993727 dB, 1.25e-05 of 4096\nlevels: 21\n"
 )
 def test_a_change_is_seen_in_its_line(old: str, new: str, line: int) -> None:
     assert old in TEXT
-    found = differences(TEXT, TEXT.replace(old, new))
-    assert [each.line for each in found] == [line]
+    line_changes = differences(TEXT, TEXT.replace(old, new))
+    assert [change.line for change in line_changes] == [line]
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_lines_after_an_inserted_one_are_compared_with_their_own() -> None:
     before = [f"row {i}: {i + 0.123456789}" for i in range(20)]
     after = [*before[:5], "a new row", *before[5:]]
     after[12] = after[12].replace(".123456789", ".123556789")
-    found = differences("\n".join(before), "\n".join(after))
-    assert [(each.old, each.new) for each in found] == [
+    line_changes = differences("\n".join(before), "\n".join(after))
+    assert [(change.old, change.new) for change in line_changes] == [
         (None, "a new row"),
         (before[11], after[12]),
     ]
@@ -81,12 +81,12 @@ def test_numbers_are_compared_to_a_millionth(old: str, new: str, same: bool) -> 
 
 
 def test_a_difference_names_file_line_old_and_new() -> None:
-    found = running.text_differences(
+    by_file = running.text_differences(
         {"console.txt": TEXT, "a.csv": "a\n", "same.md": "x\n"},
         {"console.txt": TEXT.replace("levels: 21", "levels: 22"), "b.csv": "b\n", "same.md": "x\n"},
     )
-    shown = running.shown("sweep", found)
-    assert shown.splitlines() == [
+    report = running.shown("sweep", by_file)
+    assert report.splitlines() == [
         "sweep/a.csv: 1 line differs",
         "  line 1",
         "    - the file is no longer written",
@@ -102,10 +102,10 @@ def test_a_difference_names_file_line_old_and_new() -> None:
 
 def test_of_a_long_line_the_change_is_shown() -> None:
     long = ", ".join(f"value{i}" for i in range(500))
-    (found,) = differences(long, long.replace("value321", "value9"))
-    assert "value321" in str(found)
-    assert "value9" in str(found)
-    assert len(str(found)) < 700
+    (difference,) = differences(long, long.replace("value321", "value9"))
+    assert "value321" in str(difference)
+    assert "value9" in str(difference)
+    assert len(str(difference)) < 700
 
 
 # What outputs become ---------------------------------------------------------------------------
@@ -177,10 +177,10 @@ def test_a_figure_is_the_data_drawn() -> None:
 
 
 def test_a_json_file_of_another_run_is_the_same(tmp_path: Path) -> None:
-    made = []
+    golden_texts = []
     for seconds, folder in ((1, tmp_path), (2, tmp_path / ("long" * 40))):
         folder.mkdir(exist_ok=True)
         path = folder / "a.json"
         path.write_text(f'{{"seconds": {seconds}.5, "folder": "{folder}/x", "mse": 0.5}}')
-        made.append(golden_text(path, {}, folder))
-    assert made[0] == made[1] == '{seconds: 0.0, folder: "<folder>/x", mse: 0.5}\n'
+        golden_texts.append(golden_text(path, {}, folder))
+    assert golden_texts[0] == golden_texts[1] == '{seconds: 0.0, folder: "<folder>/x", mse: 0.5}\n'

@@ -27,19 +27,19 @@ CASES = [Case(group, step.case) for group, its in GROUPS.items() for step in its
 @pytest.fixture(scope="module")
 def outputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the groups of all cases that are asked for, once."""
-    asked = {case.group for case in asked_values(request, "case")}
+    groups = {case.group for case in asked_values(request, "case")}
     folder: Path = tmp_path_factory.mktemp("golden")
-    running.run_groups(sorted(asked), folder)
+    running.run_groups(sorted(groups), folder)
     return folder
 
 
 @share(12, unit="case.group")
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_the_outputs_are_those_stored(outputs: Path, case: Case) -> None:
-    found = running.case_differences(case.name, outputs)
-    if found:
+    by_file = running.case_differences(case.name, outputs)
+    if by_file:
         pytest.fail(
-            f"{running.shown(case.name, found)}\n"
+            f"{running.shown(case.name, by_file)}\n"
             f"if this is intended: python -m tests.golden --write {case.name}",
             pytrace=False,
         )

@@ -22,10 +22,10 @@ Seen = list[tuple[str, str, Tensor]]
 def seen_in(
     root: nn.Module, wanted: dict[str, list[str]], *args: Any
 ) -> tuple[Seen, ObservedCalls]:
-    seen: Seen = []
-    with observe_calls(root, wanted, lambda *each: seen.append(each)) as flowed, torch.no_grad():
+    calls: Seen = []
+    with observe_calls(root, wanted, lambda *each: calls.append(each)) as flowed, torch.no_grad():
         root(*args)
-    return seen, flowed
+    return calls, flowed
 
 
 class ByKeyword(nn.Module):
@@ -49,10 +49,10 @@ def hooks_of(root: nn.Module) -> int:
 
 def test_inputs_by_keyword_and_outputs_in_containers_are_found() -> None:
     x = torch.randn(2, 3)
-    seen, _ = seen_in(ByKeyword(), {"inner": ["input", "output"]}, x)
-    assert [(name, role) for name, role, _ in seen] == [("inner", "input"), ("inner", "output")]
-    assert torch.equal(seen[0][2], x)
-    assert torch.equal(seen[1][2], x + 1)
+    calls, _ = seen_in(ByKeyword(), {"inner": ["input", "output"]}, x)
+    assert [(name, role) for name, role, _ in calls] == [("inner", "input"), ("inner", "output")]
+    assert torch.equal(calls[0][2], x)
+    assert torch.equal(calls[1][2], x + 1)
 
 
 @dataclass
@@ -101,8 +101,8 @@ class Twice(nn.Module):
 
 
 def test_every_call_counts() -> None:
-    seen, flowed = seen_in(Twice(), {"inner": ["output"]}, torch.ones(2))
-    assert [float(t.max()) for _, _, t in seen] == [100, 1]
+    calls, flowed = seen_in(Twice(), {"inner": ["output"]}, torch.ones(2))
+    assert [float(t.max()) for _, _, t in calls] == [100, 1]
     assert flowed.calls["inner", "output"] == 2
 
 
@@ -118,8 +118,11 @@ def test_hooks_are_gone_after_an_error() -> None:
 
 def test_hooks_are_gone_when_one_cannot_be_placed() -> None:
     net = nn.Sequential(nn.Linear(2, 2))
-    wanted = {"0": ["input"], "nowhere": ["input"]}
-    with pytest.raises(QgateError, match="no module 'nowhere'"), observe_calls(net, wanted, print):
+    roles_by_module = {"0": ["input"], "nowhere": ["input"]}
+    with (
+        pytest.raises(QgateError, match="no module 'nowhere'"),
+        observe_calls(net, roles_by_module, print),
+    ):
         pass
     assert hooks_of(net) == 0
 
@@ -179,27 +182,30 @@ class Blocks(nn.Module):
 def test_one_block_at_a_time_is_on_the_device() -> None:
     net = Blocks()
     names = [f"layers.{k}" for k in range(5)]
-    there: dict[int, Tensor] = {}
+    on_device: dict[int, Tensor] = {}
     most = []
 
     def move(tensor: Tensor) -> Tensor:
         copy = tensor.clone()
-        there[copy.data_ptr()] = copy
+        on_device[copy.data_ptr()] = copy
         return copy
 
     def count(*_: Any) -> None:
         arrived = [
             name
             for name, module in net.named_modules()
-            if name in names and all(p.data_ptr() in there for p in module.parameters())
+            if name in names and all(p.data_ptr() in on_device for p in module.parameters())
         ]
         most.append(arrived)
 
     before = {name: (t.data_ptr(), t.clone()) for name, t in net.state_dict().items()}
     x = torch.randn(2, 4)
     expected = net(x)
-    wanted = {name: ["input"] for name in names}
-    with layer_by_layer(net, names, torch.device("cpu"), move), observe_calls(net, wanted, count):
+    roles_by_module = {name: ["input"] for name in names}
+    with (
+        layer_by_layer(net, names, torch.device("cpu"), move),
+        observe_calls(net, roles_by_module, count),
+    ):
         assert torch.equal(net(x), expected)
     assert most == [[name] for name in names]
     after = net.state_dict()

@@ -108,8 +108,8 @@ def coarse_kernel(seed: int) -> RightKernel:
         gated = round_(silu(round_(linear(round_(x), round_(gate)))))
         return round_(gated * round_(linear(round_(x), round_(up))))
 
-    given = tensor(rows, 64), tensor(columns, 64), tensor(columns, 64)
-    return RightKernel(title, coarse_mlp, given, mlp, {}, options)
+    tensors = tensor(rows, 64), tensor(columns, 64), tensor(columns, 64)
+    return RightKernel(title, coarse_mlp, tensors, mlp, {}, options)
 
 
 def main(count: int, start: int = 0) -> int:

@@ -74,8 +74,8 @@ def changes_of(
     elif isinstance(node, ast.Compare) and (kind := _OPERATORS.get(type(node.ops[0]))):
         yield f"{type(node.ops[0]).__name__} → {kind.__name__}", put(ops=[kind()])
     elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        others = (1, -1) if type(node.value) is int else (0.01 * node.value, -2 * node.value)
-        for step in others:
+        steps = (1, -1) if type(node.value) is int else (0.01 * node.value, -2 * node.value)
+        for step in steps:
             yield f"{node.value} → {node.value + step}", put(value=node.value + step)
     elif isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
@@ -126,15 +126,15 @@ def mutants(name: str, count: int, seed: int = 0) -> Iterator[Mutant]:
     stored = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     names = list(dict.fromkeys([*(a.arg for a in source.args.args), *stored]))
     listed = [
-        (place, words, change)
-        for place, node in enumerate(nodes)
+        (index, words, change)
+        for index, node in enumerate(nodes)
         for words, change in changes_of(node, names, draw)
     ]
     draw.shuffle(listed)
-    made, arguments = 0, getattr(plain_kernels, f"check_{name}")()[0]
-    for place, words, change in listed:
+    yielded, arguments = 0, getattr(plain_kernels, f"check_{name}")()[0]
+    for node_index, words, change in listed:
         tree = copy.deepcopy(source)
-        node = list(ast.walk(tree))[place]
+        node = list(ast.walk(tree))[node_index]
         changed = change(node)
         if changed is not node:
             tree = _Replacing(node, changed).visit(tree)
@@ -143,10 +143,10 @@ def mutants(name: str, count: int, seed: int = 0) -> Iterator[Mutant]:
         exec(compile(module, f"<{name}>", "exec"), defined)
         if _result(defined[name], arguments) is None:
             continue  # Who runs such code once, knows.
-        line = ast.unparse(nodes[place]).partition("\n")[0]
+        line = ast.unparse(nodes[node_index]).partition("\n")[0]
         yield Mutant(f"{words} in `{line}`", defined[name])
-        made += 1
-        if made == count:
+        yielded += 1
+        if yielded == count:
             return
 
 
@@ -164,16 +164,16 @@ def differs(name: str, mutant: Mutant) -> bool:
     arguments = getattr(plain_kernels, f"check_{name}")()[0]
     generator = torch.Generator().manual_seed(1)
     for number in range(_DRAWS):
-        drawn = []
+        values = []
         for position, value in enumerate(arguments):
             if not value.is_floating_point():
-                drawn.append(value)
+                values.append(value)
                 continue
             x = torch.randn(value.shape, generator=generator) * 4.0 ** (number % 5 - 2)
             if number % len(arguments) == position and number % 3 == 0:
                 x[: max(1, len(x) // 2)] = 0.0
-            drawn.append(x)
-        expected, actual = _result(right, tuple(drawn)), _result(mutant.function, tuple(drawn))
+            values.append(x)
+        expected, actual = _result(right, tuple(values)), _result(mutant.function, tuple(values))
         if actual is None or expected is None or not bool(actual.isfinite().all()):
             return True
         change = (actual - expected).square().mean().sqrt()

@@ -141,8 +141,8 @@ def check_rms_int8() -> Checked:
         h = x + residual
         return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * w
 
-    given = normal(33, 96), normal(33, 96), 1 + normal(96, scale=0.1)
-    return given, like, {"output": ROW_INT8, "convention": "scale amax/127"}
+    tensors = normal(33, 96), normal(33, 96), 1 + normal(96, scale=0.1)
+    return tensors, like, {"output": ROW_INT8, "convention": "scale amax/127"}
 
 
 def paged(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
@@ -152,10 +152,10 @@ def paged(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tenso
         length = int(lengths[row])
         listed_keys, listed_values = [], []
         for number in range((length + page - 1) // page):
-            place = int(table[row, number])
-            taken = min(page, length - number * page)
-            listed_keys.append(keys[place, :taken])
-            listed_values.append(values[place, :taken])
+            block = int(table[row, number])
+            filled = min(page, length - number * page)
+            listed_keys.append(keys[block, :filled])
+            listed_values.append(values[block, :filled])
         scores = torch.einsum("hd,nhd->hn", q[row], torch.cat(listed_keys)) * q.shape[2] ** -0.5
         out[row] = torch.einsum("hn,nhd->hd", torch.softmax(scores, -1), torch.cat(listed_values))
     return out
@@ -222,5 +222,5 @@ def check_delta_rule() -> Checked:
             out.append((q[:, t, :, None] * state).sum(1))
         return torch.stack(out, 1) / math.sqrt(q.shape[2])
 
-    given = normal(2, 20, 8), normal(2, 20, 8), normal(2, 20, 6), normal(2, 20)
-    return given, like, {"relations": NO_TIME}
+    tensors = normal(2, 20, 8), normal(2, 20, 8), normal(2, 20, 6), normal(2, 20)
+    return tensors, like, {"relations": NO_TIME}

@@ -112,8 +112,8 @@ def _tiled(x: Tensor) -> Tensor:
     rows, columns = x.shape
     y = torch.empty(x.shape)
     for top in range(0, rows, 16):
-        for left in range(0, columns, 16):
-            part = (slice(top, top + 16), slice(left, left + 16))
+        for start in range(0, columns, 16):
+            part = (slice(top, top + 16), slice(start, start + 16))
             scale = x[part].float().abs().amax() / 448
             scale = torch.where(scale == 0, 1.0, scale)
             y[part] = (x[part].float() / scale).to(torch.float8_e4m3fn).float() * scale
@@ -163,7 +163,7 @@ def searched(x: Tensor, fmt: str) -> Tensor:
 def _split(parts: int) -> Callable[[Tensor, Tensor], Tensor]:
     def kernel(x: Tensor, w: Tensor) -> Tensor:
         pieces = zip(x.chunk(parts, -1), w.chunk(parts, -1), strict=True)
-        return torch.stack([linear(left, right) for left, right in pieces]).sum(0)
+        return torch.stack([linear(x_part, right) for x_part, right in pieces]).sum(0)
 
     return kernel
 

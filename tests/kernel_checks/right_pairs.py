@@ -72,9 +72,9 @@ def redrawn(pair: Pair, seed: int) -> Pair:
     )
     dtype = draw.choice((None, BF16, FP16)) if is_float32 and not has_own else None
     right = pair.right if dtype is None else _in(pair.right, dtype)
-    kept = pair.arguments[1:] if _has_tables(pair) else ()
-    drawn = pair.arguments[: len(pair.arguments) - len(kept)]
-    arguments = (*(_redrawn(a, draw.randrange(2**31), dtype) for a in drawn), *kept)
+    fixed_arguments = pair.arguments[1:] if _has_tables(pair) else ()
+    redrawable = pair.arguments[: len(pair.arguments) - len(fixed_arguments)]
+    arguments = (*(_redrawn(a, draw.randrange(2**31), dtype) for a in redrawable), *fixed_arguments)
     options = dict(pair.options)
     if "output" not in options and "backward" not in options and not _has_tables(pair):
         left_out = LONG if seed % 2 else ()
@@ -107,7 +107,9 @@ def sites_of(number: int, seed: int) -> tuple[str, int]:
         return f"{name}: {type(error).__name__} {str(error).splitlines()[0]}", 0
     if report is None:
         return name, 1
-    return name, len(report.held) + sum(len(each.held) for each in report.gradients.values())
+    return name, len(report.held) + sum(
+        len(gradient.held) for gradient in report.gradients.values()
+    )
 
 
 def main() -> int:
@@ -123,9 +125,9 @@ def main() -> int:
         if args.only and (number >= len(PAIRS) or args.only not in PAIRS[number].name):
             continue
         for seed in range(args.seeds):
-            words, held = sites_of(number, seed)
-            checks, sites = checks + 1, sites + held
-            if not held:
+            words, site_count = sites_of(number, seed)
+            checks, sites = checks + 1, sites + site_count
+            if not site_count:
                 red += 1
                 print(f"{number} {words}", flush=True)
         if number % 20 == 19:

@@ -141,9 +141,9 @@ def _experts(name: str, **options: Any) -> Callable[..., Tensor]:
 def _experts_kernel(cast: Callable[[Tensor, str], Tensor]) -> Callable[[str, torch.dtype], Kernel]:
     def make(fault: str, inner: torch.dtype) -> Kernel:
         def experts(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor) -> Tensor:
-            both = torch.einsum("td,efd->etf", x.float(), w13.float())
-            half = both.shape[-1] // 2
-            gate, up = both[..., :half], both[..., half:]
+            gate_up = torch.einsum("td,efd->etf", x.float(), w13.float())
+            half = gate_up.shape[-1] // 2
+            gate, up = gate_up[..., :half], gate_up[..., half:]
             if fault == "before the activation":
                 h = torch.sigmoid(gate) * cast(_rounded(gate, inner), "") * up
             elif fault == "before up":

@@ -155,23 +155,23 @@ def test_entries_that_are_added_up_differ_from_each_other() -> None:
 
 
 def stale_weights() -> Callable[[Tensor, Tensor], Tensor]:
-    kept: dict[Any, Tensor] = {}
+    cache: dict[Any, Tensor] = {}
 
     def kernel(x: Tensor, w: Tensor) -> Tensor:
         key = w.data_ptr(), w.shape, w.stride()
-        if key not in kept:
-            kept[key] = qgate.quantize(w, "mxfp8")
-        return linear(qgate.quantize(x, "mxfp8"), kept[key])
+        if key not in cache:
+            cache[key] = qgate.quantize(w, "mxfp8")
+        return linear(qgate.quantize(x, "mxfp8"), cache[key])
 
     return kernel
 
 
 def stale_results() -> Callable[[Tensor, Tensor], Tensor]:
-    kept: dict[Any, Tensor] = {}
+    cache: dict[Any, Tensor] = {}
 
     def kernel(x: Tensor, w: Tensor) -> Tensor:
         key = x.data_ptr(), w.data_ptr(), x.shape, w.shape
-        return kept.setdefault(key, right(x, w))
+        return cache.setdefault(key, right(x, w))
 
     return kernel
 
@@ -213,9 +213,9 @@ def test_arguments_keep_their_values_and_their_memory() -> None:
     check_kernel(kernel, x, w, like=linear, inputs=MX, relations=["again"])
     assert torch.equal(x, X)
     assert torch.equal(w, W)
-    assert x.data_ptr() not in {place for place, _ in places}
+    assert x.data_ptr() not in {address for address, _ in places}
     assert {stride for _, stride in places} == {w.stride()}
-    assert len({place for place, _ in places}) == 1
+    assert len({data_address for data_address, _ in places}) == 1
 
 
 @proof

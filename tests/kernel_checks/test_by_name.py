@@ -113,12 +113,12 @@ def test_a_verdict_says_what_was_compared(capsys: Capsys) -> None:
     ],
 )  # fmt: skip
 def test_faults_are_named(kernel: str, verdict: str, cause: str, at: str, capsys: Capsys) -> None:
-    told = checked(capsys, f"kernel.py:{kernel}", *LINEAR, *SHAPE, "--seed", "1")
-    assert (told["verdict"], cause in told["cause"]) == (verdict, True), told["cause"]
-    assert told["input"].startswith(at)
-    assert (told["worst"] is not None) == bool(at)
+    report = checked(capsys, f"kernel.py:{kernel}", *LINEAR, *SHAPE, "--seed", "1")
+    assert (report["verdict"], cause in report["cause"]) == (verdict, True), report["cause"]
+    assert report["input"].startswith(at)
+    assert (report["worst"] is not None) == bool(at)
     if at:
-        worst = told["worst"]
+        worst = report["worst"]
         assert not worst["least"] <= worst["actual"] <= worst["most"]
         assert len(worst["index"]) == 2
 
@@ -165,9 +165,9 @@ def test_each_verdict_is_valid_and_its_command_repeats_it(capsys: Capsys) -> Non
         assert list(validator.iter_errors(verdict)) == []
         program, command, *repeat = shlex.split(verdict["repeat"])
         assert (program, command) == ("qgate", "check")
-        again = checked(capsys, *repeat)
+        repeated = checked(capsys, *repeat)
         varying = {"seconds": 0, "notes": [], "calls": 0}
-        assert {**again, **varying} == {**verdict, **varying}
+        assert {**repeated, **varying} == {**verdict, **varying}
 
 
 def test_the_schema_refuses_what_is_none(capsys: Capsys) -> None:
@@ -179,7 +179,7 @@ def test_the_schema_refuses_what_is_none(capsys: Capsys) -> None:
         {**verdict, "kind": "qgate check 2"},
     ]
     broken += [{name: value for name, value in verdict.items() if name != "cause"}]
-    assert all(list(validator.iter_errors(each)) for each in broken)
+    assert all(list(validator.iter_errors(document)) for document in broken)
     assert set(MADE["check"]()["$defs"]["record"]["properties"]) == set(verdict)
 
 

@@ -15,9 +15,9 @@ OF_RUN = 6
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_what_changes_a_kernel_is_red(name: str, seed: int) -> None:
-    drawn = list(mutants(name, OF_RUN, seed))
-    assert len(drawn) == OF_RUN
-    missed = [m.words for m in drawn if not seen(name, m.function) and differs(name, m)]
+    code_mutants = list(mutants(name, OF_RUN, seed))
+    assert len(code_mutants) == OF_RUN
+    missed = [m.words for m in code_mutants if not seen(name, m.function) and differs(name, m)]
     assert missed == []
 
 

@@ -16,11 +16,11 @@ X, W = torch.randn(8, 64), torch.randn(16, 64)
 
 @pytest.mark.parametrize("calls", [0, 1, 4])
 def test_a_kernel_that_ends_its_device_is_no_refusal_of_an_input(calls: int) -> None:
-    left = [calls]
+    allowed_calls = [calls]
 
     def fragile(x: Tensor, w: Tensor) -> Tensor:
-        left[0] -= 1
-        if left[0] < 0:
+        allowed_calls[0] -= 1
+        if allowed_calls[0] < 0:
             raise RuntimeError(ASSERT)
         return linear(x, w)
 
@@ -31,7 +31,7 @@ def test_a_kernel_that_ends_its_device_is_no_refusal_of_an_input(calls: int) -> 
         "ran or earlier: nothing runs on that device in this process any more. "
         "CUDA_LAUNCH_BLOCKING=1 shows which kernel it was."
     )
-    assert left == [-1], "nothing is called again"
+    assert allowed_calls == [-1], "nothing is called again"
     assert caught.value.__suppress_context__
 
 

@@ -91,8 +91,8 @@ def without(entry: int, like: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Leave out an entry of the last dimension of argument 0."""
 
     def kernel(x: Tensor, *rest: Tensor) -> Tensor:
-        kept = [i for i in range(x.shape[-1]) if i != entry % x.shape[-1]]
-        return like(x[..., kept], *rest)
+        columns = [i for i in range(x.shape[-1]) if i != entry % x.shape[-1]]
+        return like(x[..., columns], *rest)
 
     return kernel
 

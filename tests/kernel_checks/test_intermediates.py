@@ -315,7 +315,9 @@ def test_an_example_runs_three_times_whatever_is_asked(option: str) -> None:
     x, w = normal((5, 32), (7, 32), dtype=torch.float32)
     options = {option: True} if option else {}
     check_kernel(counted, x, w, like=linear, relations=["one"], **options)
-    assert sum(each.shape == x.shape and torch.equal(each, x) for each in counts) == 3 + 2
+    assert (
+        sum(argument.shape == x.shape and torch.equal(argument, x) for argument in counts) == 3 + 2
+    )
 
 
 def test_a_code_at_a_tie_may_be_either_under_an_arithmetic_too() -> None:

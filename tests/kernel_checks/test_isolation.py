@@ -109,10 +109,10 @@ def test_an_isolated_check_gives_the_same_report() -> None:
         return linear(qgate.quantize(x, "mxfp8"), w)
 
     options = {**OPTIONS, "inputs": {0: "mxfp8"}}
-    here, there = (
+    in_process, isolated = (
         check_kernel(kernel, X, W, isolate=isolate, **options) for isolate in (False, True)
     )
-    assert here == there
+    assert in_process == isolated
 
 
 def test_failures_and_errors_come_back_as_they_are() -> None:

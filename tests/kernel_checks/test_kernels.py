@@ -69,9 +69,9 @@ def test_the_smallest_factor_that_is_claimed_is_seen_and_a_quarter_is_not() -> N
 def test_the_smallest_share_of_a_term_that_is_claimed_is_seen() -> None:
     def kernel(share: float) -> Any:
         def scaled(x: Tensor, w: Tensor) -> Tensor:
-            left = qgate.quantize(x, "mxfp8").double()
-            left[:, weakest] *= 1 - share
-            return linear(left, qgate.quantize(w, "mxfp8").double()).float()
+            weakened = qgate.quantize(x, "mxfp8").double()
+            weakened[:, weakest] *= 1 - share
+            return linear(weakened, qgate.quantize(w, "mxfp8").double()).float()
 
         return scaled
 
@@ -155,11 +155,11 @@ def test_other_shapes_can_be_added() -> None:
 def test_dtype_and_arithmetic_are_what_is_declared() -> None:
     def narrow(x: Tensor, w: Tensor) -> Tensor:
         assert x.dtype == w.dtype == torch.bfloat16
-        left, right = (qgate.quantize(tensor.float(), "mxfp8") for tensor in (x, w))
+        x_quantized, right = (qgate.quantize(tensor.float(), "mxfp8") for tensor in (x, w))
         total = torch.zeros(len(x), len(w), dtype=torch.float16)
         for term in range(0, x.shape[-1], 4):
             part = slice(term, term + 4)
-            total += (left[:, part] @ right[:, part].T).half()
+            total += (x_quantized[:, part] @ right[:, part].T).half()
         return total
 
     options: dict[str, Any] = {
@@ -378,13 +378,13 @@ def test_accepted_values_are_kept_beside_the_test(pytester: pytest.Pytester) -> 
             assert qgate_check(kernel.X.bfloat16(), kernel.X, format="bf16").held
         """,
     )
-    kept = pytester.path / "accepted_kernels" / "gemm.json"
+    accepted_file = pytester.path / "accepted_kernels" / "gemm.json"
     first = pytester.runpytest_inprocess("-q")
     first.stdout.fnmatch_lines(["*gemm has no accepted values in *gemm.json*"])
     first.stdout.fnmatch_lines(["*run pytest with --update-baselines to accept what was measured*"])
-    assert not kept.exists()
+    assert not accepted_file.exists()
     assert pytester.runpytest_inprocess("-q", "--update-baselines").ret == 0
-    assert json.loads(kept.read_text())["conventions"]["argument 0"] == "scale rule floor"
+    assert json.loads(accepted_file.read_text())["conventions"]["argument 0"] == "scale rule floor"
     assert pytester.runpytest_inprocess("-q").ret == 0
 
     source = (pytester.path / "kernel.py").read_text()
@@ -398,10 +398,10 @@ def test_accepted_values_are_kept_beside_the_test(pytester: pytest.Pytester) -> 
         ({"held": ["a view"]}, "*no longer holds 1 of 1 accepted inputs, first 'a view'*"),
         ({"error": 1e-9}, "*has a relative error of *, accepted is 1e-09*"),
     ):
-        kept.write_text(json.dumps({**json.loads(kept.read_text()), **change}))
+        accepted_file.write_text(json.dumps({**json.loads(accepted_file.read_text()), **change}))
         pytester.runpytest_inprocess("-q").stdout.fnmatch_lines([words])
         pytester.runpytest_inprocess("-q", "--update-baselines")
-    kept.write_text("[]")
+    accepted_file.write_text("[]")
     pytester.runpytest_inprocess("-q").stdout.fnmatch_lines(
         ["*holds no accepted values of a kernel*"]
     )

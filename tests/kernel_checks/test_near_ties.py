@@ -71,6 +71,6 @@ def test_two_values_of_one_row_are_settled() -> None:
 
     right = rounded(values, FP16)
     right[1, 2:4] = 1.0
-    wanted = right @ factors
-    assert (evaluate(NearTies(FP16)) != wanted).any(1).tolist() == [False, True, False]
-    assert torch.equal(settle(evaluate, lambda y: y - wanted, FP16), wanted)
+    settled = right @ factors
+    assert (evaluate(NearTies(FP16)) != settled).any(1).tolist() == [False, True, False]
+    assert torch.equal(settle(evaluate, lambda y: y - settled, FP16), settled)

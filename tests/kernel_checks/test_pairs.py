@@ -64,15 +64,15 @@ def test_a_fault_without_a_name_is_red(name: str) -> None:
 @share(24)
 @pytest.mark.parametrize("number", range(0, KERNELS, 7))
 def test_a_right_kernel_with_other_values_is_green(number: int) -> None:
-    words, held = sites_of(number, seed=number)
-    assert held, words
+    words, site_count = sites_of(number, seed=number)
+    assert site_count, words
 
 
 @always
 @pytest.mark.parametrize(("number", "seed"), [(110, 18), (111, 0)])
 def test_sums_whose_terms_have_one_sign_may_be_less_exact(number: int, seed: int) -> None:
-    words, held = sites_of(number, seed=seed)
-    assert held, words
+    words, site_count = sites_of(number, seed=seed)
+    assert site_count, words
 
 
 def test_names_and_kinds_of_faults_are_many() -> None:

@@ -107,8 +107,8 @@ def without_term(kernel: Kernel, term: int) -> Kernel:
     def lost(x: Tensor, w: Tensor) -> Tensor:
         if x.shape[-1] <= term:
             return kernel(x, w)
-        kept = [index for index in range(x.shape[-1]) if index != term]
-        return kernel(x[:, kept], w[:, kept])
+        columns = [index for index in range(x.shape[-1]) if index != term]
+        return kernel(x[:, columns], w[:, columns])
 
     return lost
 

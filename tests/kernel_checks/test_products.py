@@ -42,9 +42,9 @@ def test_one_lost_term_of_4096_is_named(fmt: str, dtype: torch.dtype) -> None:
     lost = int(torch.randint(TERMS, (), generator=GENERATOR))
 
     def kernel(x: Tensor, w: Tensor) -> Tensor:
-        left = qgate.quantize(x, fmt).clone()
-        left[..., lost : lost + 1] = 0
-        return linear(left, qgate.quantize(w, fmt)).to(dtype)
+        truncated = qgate.quantize(x, fmt).clone()
+        truncated[..., lost : lost + 1] = 0
+        return linear(truncated, qgate.quantize(w, fmt)).to(dtype)
 
     with pytest.raises(CheckFailure, match=rf"term {lost} of the sum over 4,096 .* is lost"):
         check_kernel(kernel, x, w, like=linear, inputs={0: fmt, 1: fmt}, relations=["one"])
@@ -75,9 +75,9 @@ def test_the_terms_of_a_residual_are_its_terms_again() -> None:
     x, w = _draw(10, 48), _draw(14, 48)
     product = _product(x, w)
     residual = 0.5 * product.term(7, [x, w]) - product.term(30, [x, w])
-    shares, rest = product.find_terms(residual, [x, w])
+    shares, remainder = product.find_terms(residual, [x, w])
     assert shares == pytest.approx({7: 0.5, 30: -1.0}, abs=0.02)
-    assert rest < 1e-4
+    assert remainder < 1e-4
     assert product.term(7, [x, w]) == pytest.approx(x[:, 7:8] @ w[:, 7:8].T, rel=1e-6)
 
 
@@ -131,10 +131,10 @@ def test_the_nearest_range_of_terms_is_that_of_all_tried(
         for start in range(24)
         for end in range(start + 1, 25)
     }
-    terms, rest = product.find_range(residual, [x, w], share)
+    terms, remainder = product.find_range(residual, [x, w], share)
     best = min(tried, key=lambda bounds: tried[bounds])
     assert (terms.start, terms.stop) == best
-    assert rest == pytest.approx(tried[best])
+    assert remainder == pytest.approx(tried[best])
 
 
 @pytest.mark.parametrize(("first", "last"), [(96, 127), (0, 31), (32, 95)])
@@ -143,9 +143,9 @@ def test_a_quarter_of_the_terms_is_named_from_few_values(first: int, last: int) 
     x, w = _draw(8, 128), _draw(12, 128)
 
     def kernel(x: Tensor, w: Tensor) -> Tensor:
-        left = qgate.quantize(x, "mxfp8").clone()
-        left[..., first : last + 1] = 0
-        return linear(left, qgate.quantize(w, "mxfp8"))
+        truncated = qgate.quantize(x, "mxfp8").clone()
+        truncated[..., first : last + 1] = 0
+        return linear(truncated, qgate.quantize(w, "mxfp8"))
 
     words = rf"{last - first + 1} terms, {first} to {last}, of the sum over 128 .* are lost"
     with pytest.raises(CheckFailure, match=words):

@@ -27,28 +27,28 @@ def held(kernel: RecordedKernel, **options: Any) -> CheckReport:
 
 def words_of(name: str) -> str:
     """Return how the report of a recorded call names its arithmetic: a regular expression."""
-    kind, *rest = name.split("/")
+    kind, *details = name.split("/")
     if kind.startswith("scaled_mm"):
         # Of one tile of 128 both ways are the same chain.
-        is_short = rest[0] in ("K32", "K64", "K96", "K128") or kind == "scaled_mm_bits"
-        if is_short and "uniform_sign" in rest:  # products of ones and numbers of 4 bits
+        is_short = details[0] in ("K32", "K64", "K96", "K128") or kind == "scaled_mm_bits"
+        if is_short and "uniform_sign" in details:  # products of ones and numbers of 4 bits
             return EXACT
-        if is_short or "slow" in rest:
+        if is_short or "slow" in details:
             return "Hopper FP8, every 128 products added in float32"
-        return "Hopper FP8, fast accumulation" + ", K split 3 ways" * (rest[0] == "K8192")
+        return "Hopper FP8, fast accumulation" + ", K split 3 ways" * (details[0] == "K8192")
     if kind in ("mm", "mm_full"):
-        return "Hopper TF32" if rest[0] == "tf32" else EXACT
+        return "Hopper TF32" if details[0] == "tf32" else EXACT
     if kind == "sdpa":
-        return EXACT if rest[-1] == "math" else "fused attention .* divided last"
+        return EXACT if details[-1] == "math" else "fused attention .* divided last"
     if kind == "sdpa_backward":
-        return "_softmax .* bfloat16" if rest[-1] == "dv" else "FlashAttention on Hopper"
-    if rest[-1] == "linear_gelu":
+        return "_softmax .* bfloat16" if details[-1] == "dv" else "FlashAttention on Hopper"
+    if details[-1] == "linear_gelu":
         return "the results of mm rounded to bfloat16"
     if kind == "eager":
         return {
             "swiglu": "the results of silu rounded to bfloat16",
             "rms_fp8": "the result of each operator rounded to bfloat16",
-        }.get(rest[-1], EXACT)
+        }.get(details[-1], EXACT)
     return EXACT
 
 
@@ -57,10 +57,10 @@ def words_of(name: str) -> str:
 def test_a_recorded_result_is_right(kind: str, name: str) -> None:
     assert name.startswith(kind)
     report = held(recorded_kernel(name))
-    found = report.conventions.get("arithmetic", EXACT)
-    assert re.search(words_of(name), found) if words_of(name) else found == EXACT
+    arithmetic = report.conventions.get("arithmetic", EXACT)
+    assert re.search(words_of(name), arithmetic) if words_of(name) else arithmetic == EXACT
     assert report.held == ["the example"]
-    assert len(report.notes) == bool(found)
+    assert len(report.notes) == bool(arithmetic)
 
 
 @share(2)
@@ -179,8 +179,8 @@ def test_emulated_attention_without_a_fault_is_right() -> None:
 )
 def test_a_kernel_is_held_at_one_arithmetic(name: str, arithmetic: str) -> None:
     report = held(recorded_kernel(name), arithmetic=arithmetic)
-    known = PRODUCTS[arithmetic] if arithmetic in PRODUCTS else ATTENTIONS[arithmetic]
-    assert report.conventions["arithmetic"].startswith(known.words)
+    declared = PRODUCTS[arithmetic] if arithmetic in PRODUCTS else ATTENTIONS[arithmetic]
+    assert report.conventions["arithmetic"].startswith(declared.words)
 
 
 @pytest.mark.parametrize(
@@ -235,9 +235,9 @@ def test_the_cost_of_an_arithmetic_is_in_the_report() -> None:
 
     report = check_kernel(fast, a, b, like=lambda a, b: a @ b.mT, relations=[])
     (note,) = report.notes
-    found = re.match("Hopper FP8, fast accumulation: results are (.+) % too small on these", note)
-    assert found
-    assert 6.4 < float(found[1]) < 7.2
+    match = re.match("Hopper FP8, fast accumulation: results are (.+) % too small on these", note)
+    assert match
+    assert 6.4 < float(match[1]) < 7.2
     assert note in str(report)
 
 

@@ -135,8 +135,8 @@ def at_the_boundary(side: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tenso
     """Take the code that lies closest to a boundary to one side of it."""
 
     def change(ratios: Tensor, codes: Tensor) -> None:
-        place = int((ratios - ratios.floor() - 0.5).abs().argmin())
-        codes.view(-1)[place] = side(ratios.reshape(-1)[place])
+        index = int((ratios - ratios.floor() - 0.5).abs().argmin())
+        codes.view(-1)[index] = side(ratios.reshape(-1)[index])
 
     return change
 

@@ -30,9 +30,9 @@ def turn(x: Tensor) -> Tensor:
 
 
 def turned(x: Tensor, angles: Tensor) -> Tensor:
-    left, right = x.chunk(2, -1)
+    low, right = x.chunk(2, -1)
     angles = torch.cat([angles, angles], -1).to(x.dtype)
-    return x * angles.cos() + torch.cat([-right, left], -1) * angles.sin()
+    return x * angles.cos() + torch.cat([-right, low], -1) * angles.sin()
 
 
 def gate(g: Tensor, u: Tensor) -> Tensor:

@@ -73,9 +73,9 @@ def _scale_of_the_gate(gate: Tensor, up: Tensor) -> Tensor:
 def partial_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first half of the columns."""
     width = cos.shape[-1]
-    turned, rest = x[..., :width], x[..., width:]
+    turned, unturned = x[..., :width], x[..., width:]
     low, high = turned.chunk(2, -1)
-    return torch.cat([turned * cos + torch.cat([-high, low], -1) * sin, rest], -1)
+    return torch.cat([turned * cos + torch.cat([-high, low], -1) * sin, unturned], -1)
 
 
 def _rope_of_the_rest(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -112,8 +112,8 @@ def routed(x: Tensor, router: Tensor, w: Tensor) -> Tensor:
 def _with_capacity(x: Tensor, router: Tensor, w: Tensor) -> Tensor:
     """Drop tokens of an expert beyond its capacity of 6."""
     chosen = router.argmax(-1)
-    place = one_hot(chosen, w.shape[0]).cumsum(0).gather(1, chosen[:, None])[:, 0]
-    return routed(x, router, w) * (place <= 6)[:, None]
+    queue_position = one_hot(chosen, w.shape[0]).cumsum(0).gather(1, chosen[:, None])[:, 0]
+    return routed(x, router, w) * (queue_position <= 6)[:, None]
 
 
 def _scores_in_bf16(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def _scores_in_bf16(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _bias_in_each_part(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     a, c = cast(x, FP8), cast(w, FP8)
     pieces = zip(a.chunk(4, -1), c.chunk(4, -1), strict=True)
-    return torch.stack([linear(left, right, b) for left, right in pieces]).sum(0)
+    return torch.stack([linear(x_part, right, b) for x_part, right in pieces]).sum(0)
 
 
 def _nan_beyond(x: Tensor, w: Tensor) -> Tensor:

@@ -156,11 +156,11 @@ def _sum_in(dtype: torch.dtype) -> Callable[..., Tensor]:
     """Add up a product one group of terms after another in a narrow dtype."""
 
     def kernel(x: Tensor, w: Tensor) -> Tensor:
-        left, right = cast(x), cast(w)
-        total = torch.zeros(len(left), len(right), dtype=dtype)
-        for start in range(0, left.shape[-1], 8):
+        x_cast, right = cast(x), cast(w)
+        total = torch.zeros(len(x_cast), len(right), dtype=dtype)
+        for start in range(0, x_cast.shape[-1], 8):
             part = slice(start, start + 8)
-            total += (left[:, part] @ right[:, part].T).to(dtype)
+            total += (x_cast[:, part] @ right[:, part].T).to(dtype)
         return total.float()
 
     return kernel

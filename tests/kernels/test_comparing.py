@@ -73,31 +73,31 @@ def of_tile(a: np.ndarray, r: np.ndarray) -> tuple[dict[str, float], dict[str, f
 @pytest.mark.parametrize("dtypes", PAIRS, ids=str)
 @pytest.mark.usefixtures("few")
 def test_the_definition_is_what_numpy_says(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    seen = 0
+    tile_count = 0
     for a, r in comparing.trials(*dtypes):
-        found = comparing.compare_by_torch(a, r, SHIFT)
-        rows = dict(zip(SUMS, found.sums, strict=True))
-        rows |= dict(zip(EXTREMES, found.extremes, strict=True))
-        rows |= dict(zip(COUNTS, found.counts, strict=True))
+        partials = comparing.compare_by_torch(a, r, SHIFT)
+        rows = dict(zip(SUMS, partials.sums, strict=True))
+        rows |= dict(zip(EXTREMES, partials.extremes, strict=True))
+        rows |= dict(zip(COUNTS, partials.counts, strict=True))
         wide_a, wide_r = a.double().numpy(), r.double().numpy()
-        for i in range(found.sums.shape[1]):
+        for i in range(partials.sums.shape[1]):
             part = slice(i * TILE, (i + 1) * TILE)
             sums, exact = of_tile(wide_a[part], wide_r[part])
             assert {name: rows[name][i].item() for name in exact} == exact
-            held = max(exact["pairs"], 1)
+            pair_count = max(exact["pairs"], 1)
             for side, wide in zip("ar", (wide_a[part], wide_r[part]), strict=True):
-                kept = wide[np.isfinite(wide_a[part]) & np.isfinite(wide_r[part])]
-                rest = kept - rows[f"sum_{side}"][i].item() / held
-                sums[f"rest_{side}"] = np.array([math.fsum(rest), math.fsum(abs(kept))])
+                finite = wide[np.isfinite(wide_a[part]) & np.isfinite(wide_r[part])]
+                deviations = finite - rows[f"sum_{side}"][i].item() / pair_count
+                sums[f"rest_{side}"] = np.array([math.fsum(deviations), math.fsum(abs(finite))])
             assert {*sums} == {*SUMS}
-            for name, (wanted, magnitude) in sums.items():
-                assert abs(rows[name][i].item() - wanted) <= 4e-15 * magnitude, (name, i)
-            seen += 1
+            for name, (exact_sum, magnitude) in sums.items():
+                assert abs(rows[name][i].item() - exact_sum) <= 4e-15 * magnitude, (name, i)
+            tile_count += 1
         with np.errstate(invalid="ignore"):
             error = np.abs(wide_a - wide_r)
         keys = error[np.isfinite(error)].view(np.int64) >> SHIFT
-        assert (found.keys.numpy() == np.bincount(keys, minlength=len(found.keys))).all()
-    assert seen > 15
+        assert (partials.keys.numpy() == np.bincount(keys, minlength=len(partials.keys))).all()
+    assert tile_count > 15
 
 
 @pytest.mark.parametrize("dtypes", PAIRS, ids=str)
@@ -107,13 +107,13 @@ def test_errors_are_those_of_the_cpu(
     for a, r in comparing.trials(*dtypes):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(_device_pass, "serves", lambda *_: False)
-            here = errors(a, r, worst=7)
-        assert checks.errors_apart(there(a, r, worst=7), here) == ""
+            on_cpu = errors(a, r, worst=7)
+        assert checks.errors_apart(there(a, r, worst=7), on_cpu) == ""
 
 
 def test_of_nothing_there_is_nothing(there: Callable[..., ErrorStats]) -> None:
-    found = there(torch.empty(0, 5), torch.empty(0, 5))
-    assert (found.elements, found.sums.count, found.worst) == (0, 0, ())
+    stats = there(torch.empty(0, 5), torch.empty(0, 5))
+    assert (stats.elements, stats.sums.count, stats.worst) == (0, 0, ())
 
 
 def test_parts_and_slices_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +132,8 @@ def test_the_worst_are_found_in_few_tiles(there: Callable[..., ErrorStats], room
     a[3 * TILE + 1 :: 1000] = -1.0
     a[5 * TILE + 7], a[8 * TILE + 4], a[11], a[12] = 3.0, -2.0, math.nan, 0.5
     order = np.lexsort((np.arange(len(a)), -np.nan_to_num(abs(a.numpy()))))
-    wanted = [int(i) for i in order[:room] if abs(a[i]) > 0]
-    assert [each.flat for each in there(a, r, worst=room).worst] == wanted
+    worst_indices = [int(i) for i in order[:room] if abs(a[i]) > 0]
+    assert [element.flat for element in there(a, r, worst=room).worst] == worst_indices
 
 
 def test_a_kernel_that_is_right_is_used(
@@ -159,15 +159,15 @@ def test_a_kernel_that_is_right_is_used(
 
 def changed(row: str, by: Callable[[Tensor], Tensor]) -> Kernel:
     def kernel(a: Tensor, r: Tensor, shift: int) -> Partials:
-        found = right(a, r, shift)
+        partials = right(a, r, shift)
         for names, table in (
-            (SUMS, found.sums),
-            (EXTREMES, found.extremes),
-            (COUNTS, found.counts),
+            (SUMS, partials.sums),
+            (EXTREMES, partials.extremes),
+            (COUNTS, partials.counts),
         ):
             if row in names:
                 table[names.index(row)] = by(table[names.index(row)])
-        return found
+        return partials
 
     return kernel
 
@@ -185,19 +185,19 @@ def as_one_infinity(x: Tensor) -> Tensor:
 
 
 def other_keys(a: Tensor, r: Tensor, shift: int) -> Partials:
-    found = right(a, r, shift)
-    return Partials(found.sums, found.extremes, found.counts, found.keys.roll(1))
+    partials = right(a, r, shift)
+    return Partials(partials.sums, partials.extremes, partials.counts, partials.keys.roll(1))
 
 
 def other_order(a: Tensor, r: Tensor, shift: int) -> Partials:
     """The same terms, the last first."""
-    back, found = right(a.flip(0), r.flip(0), shift), right(a, r, shift)
-    return Partials(back.sums.flip(1), found.extremes, found.counts, found.keys)
+    back, partials = right(a.flip(0), r.flip(0), shift), right(a, r, shift)
+    return Partials(back.sums.flip(1), partials.extremes, partials.counts, partials.keys)
 
 
 def short_tail(a: Tensor, r: Tensor, shift: int) -> Partials:
-    found, n = right(a, r, shift), len(a) // 128 * 128
-    return right(a[:n], r[:n], shift) if n else found
+    partials, n = right(a, r, shift), len(a) // 128 * 128
+    return right(a[:n], r[:n], shift) if n else partials
 
 
 WRONG: dict[str, Kernel] = {
@@ -220,10 +220,10 @@ def test_a_wrong_rule_is_told_of_and_not_used(
     there: Callable[..., ErrorStats], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     a, r = torch.ones(70), torch.zeros(70)
-    wanted = there(a, r)
+    stats_before = there(a, r)
     monkeypatch.setattr(proving, "_verdicts", {})
     monkeypatch.setattr(comparing, "compare_by_kernel", WRONG[name])
-    with pytest.warns(KernelWarning, match="errors of float32 tensors against float32") as told:
-        found = there(a, r)
-    assert len(told) == 1
-    assert found.sums == wanted.sums
+    with pytest.warns(KernelWarning, match="errors of float32 tensors against float32") as caught:
+        stats_after = there(a, r)
+    assert len(caught) == 1
+    assert stats_after.sums == stats_before.sums

@@ -72,8 +72,8 @@ def ptx(launch: tuple[Any, tuple[Any, ...], dict[str, Any]], target: int) -> str
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    program, args, given = launch
-    constants = {name: value for name, value in given.items() if name != "warps"}
+    program, args, keywords = launch
+    constants = {name: value for name, value in keywords.items() if name != "warps"}
     names = program.arg_names
     signature = {
         name: TENSORS[arg.dtype] if isinstance(arg, torch.Tensor) else NUMBERS[type(arg)]
@@ -94,7 +94,7 @@ def ptx(launch: tuple[Any, tuple[Any, ...], dict[str, Any]], target: int) -> str
     compiled = triton.compile(
         source,
         target=GPUTarget("cuda", target, 32),
-        options={"num_warps": given.get("warps", 4), "enable_fp_fusion": False},
+        options={"num_warps": keywords.get("warps", 4), "enable_fp_fusion": False},
     )
     assert compiled.asm["cubin"]
     return str(compiled.asm["ptx"])

@@ -61,9 +61,9 @@ def test_counters_are_as_many_as_fit(kilobytes: int, parts: int) -> None:
     """The less shared memory, the more often the tensor is read."""
     x = cases.bell_curve(BF16, count=300_001)[1:]
     with emulation(kilobytes * 2**10, processors=3):
-        found = reductions.count_in_shared_memory(x)
+        shared_counts = reductions.count_in_shared_memory(x)
         launches = compiling.kernel("counting.cu", "count_16_bits", CPU).launches
-    assert torch.equal(found, reductions.count_by_torch(x))
+    assert torch.equal(shared_counts, reductions.count_by_torch(x))
     assert launches == [(3 * parts, 4 * 2**16 // parts)]
 
 
@@ -114,13 +114,13 @@ def test_counts_and_errors_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch)
     y = x * 1.01
     with monkeypatch.context() as patch:
         patch.setattr(proving, "serves", lambda _: False)
-        wanted, expected = counts(x), errors(y, x, worst=9)
+        cpu_counts, expected = counts(x), errors(y, x, worst=9)
     for name in ("count_by_kernel", "largest_by_kernel"):
         monkeypatch.delattr(reductions, name)
     monkeypatch.setattr(comparing, "compare_by_kernel", None)
     with emulation(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert counts(x) == wanted
+        assert counts(x) == cpu_counts
         assert checks.errors_apart(errors(y, x, worst=9), expected) == ""
 
 
@@ -136,16 +136,18 @@ def test_a_source_that_does_not_compile_is_told_of_and_replaced(
     monkeypatch.setattr(comparing, "compare_by_kernel", comparing.compare_by_torch)
     with emulation(), monkeypatch.context() as patch:
         patch.setattr(compiling, "kernel", refuse)
-        with warnings.catch_warnings(record=True, action="always", category=KernelWarning) as told:
-            found, compared = counts(x), errors(x * 2, x)
-            assert counts(x) == found
-    texts = [str(warning.message) for warning in told]
+        with warnings.catch_warnings(
+            record=True, action="always", category=KernelWarning
+        ) as caught:
+            first_counts, compared = counts(x), errors(x * 2, x)
+            assert counts(x) == first_counts
+    texts = [str(warning.message) for warning in caught]
     assert all("invalid value for --gpu-architecture (-arch))" in text for text in texts)
     assert len(texts) == 3, "each kernel is told of once"
     assert "counts of bfloat16 tensors on cpu with a Triton kernel, which is slower" in texts[0]
     assert "errors of bfloat16 tensors against bfloat16 ones on cpu with a Triton" in texts[1]
     assert "totals of errors on cpu with torch alone" in texts[2]
-    assert np.array_equal(found.counts, reductions.count_by_torch(x).numpy())
+    assert np.array_equal(first_counts.counts, reductions.count_by_torch(x).numpy())
     assert compared.sums.count == 3000
 
 

@@ -90,18 +90,18 @@ def test_a_kernel_that_is_wrong_is_told_of_once_and_not_used(
     here: list[int], monkeypatch: pytest.MonkeyPatch, spoil: Any
 ) -> None:
     monkeypatch.setattr(MxCast, "prepare", kernel(here, spoil))
-    with pytest.warns(KernelWarning, match="values? differ, the first is") as told:
+    with pytest.warns(KernelWarning, match="values? differ, the first is") as caught:
         y = qgate.quantize(x(), "mxfp8")
-    assert len(told) == 1
-    assert "mxfp8_e4m3 of bfloat16 tensors on cpu with torch alone" in str(told[0].message)
+    assert len(caught) == 1
+    assert "mxfp8_e4m3 of bfloat16 tensors on cpu with torch alone" in str(caught[0].message)
     tried = len(here)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        again = qgate.quantize(x(), "mxfp8")
+        second_y = qgate.quantize(x(), "mxfp8")
     assert len(here) == tried
-    wanted = quantizer.by_definition(Job(x(), qgate.Quantizer("mxfp8")))
-    assert torch.equal(y, wanted)
-    assert torch.equal(again, wanted)
+    by_definition = quantizer.by_definition(Job(x(), qgate.Quantizer("mxfp8")))
+    assert torch.equal(y, by_definition)
+    assert torch.equal(second_y, by_definition)
 
 
 @pytest.mark.usefixtures("here")

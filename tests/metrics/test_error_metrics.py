@@ -35,20 +35,22 @@ def both_ways(actual: list[float], reference: list[float]) -> list[dict[str, flo
     sums = weighted_sums(a.numpy(), r.numpy(), np.ones(len(actual), np.int64))
     return [
         errors(a, r).metrics(),
-        {each.name: each.function(sums) for each in METRICS.of("errors")},
+        {metric.name: metric.function(sums) for metric in METRICS.of("errors")},
     ]
 
 
 def test_the_registry_leads_with_sqnr() -> None:
-    assert [each.name for each in METRICS.of("errors")] == NAMES
-    assert {each.name for each in METRICS.of("errors") if each.direction == "higher"} == {
+    assert [metric.name for metric in METRICS.of("errors")] == NAMES
+    assert {error_metric.name for error_metric in METRICS.of("errors") if error_metric.direction == "higher"} == {
         "sqnr_db", "psnr_db", "cosine", "correlation",
     }  # fmt: skip
-    assert {each.name: each.unit for each in METRICS.of("errors") if each.unit} == {
+    assert {unit_metric.name: unit_metric.unit for unit_metric in METRICS.of("errors") if unit_metric.unit} == {
         "sqnr_db": "dB", "psnr_db": "dB", "relative_error": "%",
     }  # fmt: skip
-    assert [each.name for each in METRICS if each.signed] == ["mean_error"]
-    assert all(each.label and each.definition for each in METRICS)
+    assert [signed_metric.name for signed_metric in METRICS if signed_metric.signed] == [
+        "mean_error"
+    ]
+    assert all(any_metric.label and any_metric.definition for any_metric in METRICS)
 
 
 def test_reading_metrics_needs_no_torch() -> None:
@@ -72,40 +74,40 @@ def test_a_smaller_error_is_better_in_the_stated_direction(name: str) -> None:
     ids=str,
 )
 def test_no_error(values: list[float]) -> None:
-    for found in both_ways(values, values):
-        assert found == EXACT
+    for metrics in both_ways(values, values):
+        assert metrics == EXACT
 
 
 def test_zeros_of_either_sign_are_equal() -> None:
-    for found in both_ways([0.0, -0.0], [-0.0, 0.0]):
-        assert found == EXACT
+    for metrics in both_ways([0.0, -0.0], [-0.0, 0.0]):
+        assert metrics == EXACT
 
 
 def test_zero_reference_with_error() -> None:
-    for found in both_ways([1.0, -3.0, 2.0, 0.0], [0.0] * 4):
+    for metrics in both_ways([1.0, -3.0, 2.0, 0.0], [0.0] * 4):
         relative = dict.fromkeys(["relative_mse", "relative_mae", "relative_error"], INF)
-        assert found == relative | {
+        assert metrics == relative | {
             "sqnr_db": -INF, "psnr_db": -INF, "cosine": 0.0, "correlation": 0.0, "mse": 3.5,
             "rmse": math.sqrt(3.5), "mae": 1.5, "max_abs": 3.0, "mean_error": 0.0,
         }  # fmt: skip
 
 
 def test_zero_actual() -> None:
-    for found in both_ways([0.0] * 3, [1.0, -3.0, 2.0]):
-        assert found["cosine"] == found["correlation"] == 0.0
-        assert found["relative_mse"] == found["relative_mae"] == 1.0
-        assert found["relative_error"] == 100.0
-        assert found["sqnr_db"] == 0.0
+    for metrics in both_ways([0.0] * 3, [1.0, -3.0, 2.0]):
+        assert metrics["cosine"] == metrics["correlation"] == 0.0
+        assert metrics["relative_mse"] == metrics["relative_mae"] == 1.0
+        assert metrics["relative_error"] == 100.0
+        assert metrics["sqnr_db"] == 0.0
 
 
 @pytest.mark.parametrize("constant", [0.1, -1e300, 1e-300, 3.0])
 def test_a_side_without_variance_has_no_correlation(constant: float) -> None:
     """0.1 is no dyadic number: the mean of many differs from it unless somebody takes care."""
     varied = [constant * (1 + i / 2000) for i in range(1000)]
-    for found in [*both_ways(varied, [constant] * 1000), *both_ways([constant] * 1000, varied)]:
-        assert found["correlation"] == 0.0
-        assert 0.9 < found["cosine"] < 1.0
-        assert math.isfinite(found["sqnr_db"])
+    for metrics in [*both_ways(varied, [constant] * 1000), *both_ways([constant] * 1000, varied)]:
+        assert metrics["correlation"] == 0.0
+        assert 0.9 < metrics["cosine"] < 1.0
+        assert math.isfinite(metrics["sqnr_db"])
 
 
 def test_the_mean_of_a_constant_is_the_constant() -> None:
@@ -122,19 +124,19 @@ def test_the_mean_of_a_constant_is_the_constant() -> None:
 def test_a_constant_stays_one_through_portions_and_merges() -> None:
     reference = torch.full((100_000,), 0.1, dtype=torch.float64)
     actual = reference + torch.linspace(0, 1, 100_000, dtype=torch.float64)
-    found = errors(actual, reference)
-    total = found + errors(actual[:7], reference[:7]) + found
-    assert found.sums.m2_reference == total.sums.m2_reference == 0.0
+    portion = errors(actual, reference)
+    total = portion + errors(actual[:7], reference[:7]) + portion
+    assert portion.sums.m2_reference == total.sums.m2_reference == 0.0
     assert total.sums.mean_reference == 0.1
     assert total.metric("correlation") == 0.0
-    assert (found + errors(actual, actual)).metric("correlation") != 0.0
+    assert (portion + errors(actual, actual)).metric("correlation") != 0.0
 
 
 def test_the_smallest_variance_there_is_counts() -> None:
     reference = torch.full((1000,), 0.1, dtype=torch.float64)
     reference[::2] = np.nextafter(0.1, 1)
-    found = errors(reference + reference, reference)
-    assert found.metric("correlation") == pytest.approx(1.0, abs=1e-12)
+    stats = errors(reference + reference, reference)
+    assert stats.metric("correlation") == pytest.approx(1.0, abs=1e-12)
 
 
 @EVERY_METRIC
@@ -174,23 +176,23 @@ def test_magnitudes_whose_squares_leave_float64(size: float, step: float) -> Non
     expected = exact_metrics(actual, reference)
     not_zero = {"mse", "rmse", "mae", "relative_mse", "relative_mae", "relative_error"}
     expected |= {name: max(expected[name], 5e-324) for name in not_zero}
-    for found in (errors(actual, reference).sums, sums, ErrorSums() + sums):
-        values = {each.name: each.function(found) for each in METRICS.of("errors")}
+    for error_sums in (errors(actual, reference).sums, sums, ErrorSums() + sums):
+        values = {metric.name: metric.function(error_sums) for metric in METRICS.of("errors")}
         agree(values, expected, 1e-12)
         assert all(values[name] > 0 for name in not_zero)
 
 
 def test_opposite_ends_of_float64_do_not_lose_their_difference() -> None:
     actual = torch.tensor([1.7e308, -1.7e308, 1.0], dtype=torch.float64)
-    found = errors(actual, -actual)
-    assert found.finite
-    assert found.metric("sqnr_db") == pytest.approx(-20 * math.log10(2))
-    assert found.metric("cosine") == -1.0
-    assert found.metric("relative_mae") == pytest.approx(2.0)
-    assert found.metric("mse") == found.metric("max_abs") == INF
-    assert found.sign_flips == 3
+    stats = errors(actual, -actual)
+    assert stats.finite
+    assert stats.metric("sqnr_db") == pytest.approx(-20 * math.log10(2))
+    assert stats.metric("cosine") == -1.0
+    assert stats.metric("relative_mae") == pytest.approx(2.0)
+    assert stats.metric("mse") == stats.metric("max_abs") == INF
+    assert stats.sign_flips == 3
     same = weighted_sums(actual.numpy(), -actual.numpy(), np.ones(3, np.int64))
-    assert METRICS.get("sqnr_db").function(same) == found.metric("sqnr_db")
+    assert METRICS.get("sqnr_db").function(same) == stats.metric("sqnr_db")
 
 
 @pytest.mark.parametrize(
@@ -210,9 +212,9 @@ def test_scales_meet_in_a_merge(sizes: tuple[float, ...]) -> None:
         total = errors(*parts[order[0]])
         for i in order[1:]:
             total = total + errors(*parts[i])
-        found = total.metrics()
-        assert found["mse"] == INF
-        agree(found | {"mse": 0.0}, expected | {"mse": 0.0}, 1e-12)
+        merged = total.metrics()
+        assert merged["mse"] == INF
+        agree(merged | {"mse": 0.0}, expected | {"mse": 0.0}, 1e-12)
 
 
 def test_a_part_without_error_leaves_the_scale_of_the_error_alone() -> None:
@@ -239,12 +241,12 @@ def test_weights_count_repetitions() -> None:
     generator = np.random.default_rng(3)
     actual, reference = generator.normal(size=(2, 50)) + 4
     weights = generator.integers(0, 9, size=50)
-    found = weighted_sums(actual, reference, weights)
+    weighted = weighted_sums(actual, reference, weights)
     repeated = [np.repeat(x, weights) for x in (actual, reference)]
     expected = errors(*(torch.from_numpy(x) for x in repeated))
-    assert found.count == expected.elements == weights.sum()
-    agree({m.name: m.function(found) for m in METRICS.of("errors")}, expected.metrics(), 1e-12)
+    assert weighted.count == expected.elements == weights.sum()
+    agree({m.name: m.function(weighted) for m in METRICS.of("errors")}, expected.metrics(), 1e-12)
     for mine, theirs in zip(
-        dataclasses.astuple(found), dataclasses.astuple(expected.sums), strict=True
+        dataclasses.astuple(weighted), dataclasses.astuple(expected.sums), strict=True
     ):
         assert mine == pytest.approx(theirs, rel=1e-12, abs=1e-12)

@@ -20,8 +20,8 @@ def graded(mse: float | None, correlation: float | None, **given: Any) -> Any:
 
 
 def line(*sites: Any) -> str | None:
-    found = [each.strip() for each in failure_text(verdict(*sites), "2-1").splitlines()]
-    return next((each for each in found if each.startswith("carried: ")), None)
+    lines = [raw_line.strip() for raw_line in failure_text(verdict(*sites), "2-1").splitlines()]
+    return next((text_line for text_line in lines if text_line.startswith("carried: ")), None)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,13 @@ def test_no_verdict_reads_grades() -> None:
 @pytest.mark.parametrize("scope", ["carried", "local", "backward", "sweep"])
 def test_records_of_block_errors_have_grades(scope: str) -> None:
     values = {**ACCEPTED, "mse": 2e-4, "correlation": 0.995}
-    found = verdict(
+    judgement = verdict(
         measured(scope=scope, values=values, ideal=None), measured("bare", scope=scope, ideal=None)
     )
-    rows = {row["site"]: row for row in record_rows("suite", "m", "2-1", "layers.0", found, ())}
-    shown = {"mse": "good", "correlation": "fair"} if scope in ("carried", "local") else None
-    assert rows["layers.0:output"].get("grades") == shown
+    rows = {row["site"]: row for row in record_rows("suite", "m", "2-1", "layers.0", judgement, ())}
+    expected_grades = (
+        {"mse": "good", "correlation": "fair"} if scope in ("carried", "local") else None
+    )
+    assert rows["layers.0:output"].get("grades") == expected_grades
     assert "grades" not in rows["bare"]
     assert grades_of({"mse": 2e-4}) == {"mse": "good"}

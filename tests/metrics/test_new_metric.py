@@ -63,8 +63,8 @@ def by_hand(x: torch.Tensor, exponent: int) -> float:
 
 @pytest.mark.usefixtures("added")
 def test_a_new_metric_with_a_unit_is_right_for_numbers_of_1e_200() -> None:
-    found = sweep(data(), "fp8_e4m3")
-    for level in found.levels[::5]:
+    swept = sweep(data(), "fp8_e4m3")
+    for level in swept.levels[::5]:
         expected = by_hand(data(), int(level["exponent"]))
         assert level["metrics"][NAME] == pytest.approx(expected, rel=1e-9)
         assert 1e-206 < expected < 1e-198
@@ -83,17 +83,17 @@ def test_it_stands_in_the_csv_the_texts_and_the_page_of_a_sweep(
     assert added.cell(value) in results_text(record)
     assert f"- {LABEL}: {added.text(value)}" in "\n".join(lines(record))
     assert UNIT in added.text(value)
-    shown = page([entry_of(record, "x", [])], [("x", None)], "all", {})
-    assert f"{LABEL} {UNIT}" in shown
-    assert f">{added.cell(value)}</td>" in shown
+    html = page([entry_of(record, "x", [])], [("x", None)], "all", {})
+    assert f"{LABEL} {UNIT}" in html
+    assert f">{added.cell(value)}</td>" in html
 
 
 @pytest.mark.usefixtures("added")
 def test_it_stands_in_errors_and_comparisons() -> None:
     x = torch.linspace(-1, 1, 101, dtype=torch.float64)
-    found = errors(x * 1.01, x)
-    assert found.metrics()[NAME] == pytest.approx(0.01 * (1 - float(x.abs().mean())))
-    assert LABEL in str(found)
+    stats = errors(x * 1.01, x)
+    assert stats.metrics()[NAME] == pytest.approx(0.01 * (1 - float(x.abs().mean())))
+    assert LABEL in str(stats)
 
 
 @pytest.mark.usefixtures("added")

@@ -85,8 +85,8 @@ def test_a_network_is_fed_what_it_takes(
     assert [shapes(sample) for sample in model.inputs] == [shape, shape]
     calibration = model.calibration_samples()
     assert len(calibration) == 3
-    both = [*model.inputs, *calibration]
-    assert len({inputs_hash([sample]) for sample in both}) == 5, "no two samples are alike"
+    all_samples = [*model.inputs, *calibration]
+    assert len({inputs_hash([sample]) for sample in all_samples}) == 5, "no two samples are alike"
     assert inputs_hash(load(name, sampling=TWO).inputs) == inputs_hash(model.inputs)
     outputs = [model.outputs(sample) for sample in model.inputs]
     assert all(tensor.isfinite().all() for of in outputs for tensor in of.values())
@@ -215,10 +215,10 @@ def test_what_cannot_be_fed_is_one_line(
 def test_a_text_that_no_sample_would_have(
     field: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    given = torch.arange(200) if field == "tokens" else tmp_path / "text.txt"
+    option_value = torch.arange(200) if field == "tokens" else tmp_path / "text.txt"
     (tmp_path / "text.txt").write_text("words " * 200)
     with pytest.raises(QgateError) as caught:
-        load(f"hf:{folders['HubertModel']}", sampling=Sampling(**{field: given}))  # type: ignore[arg-type]
+        load(f"hf:{folders['HubertModel']}", sampling=Sampling(**{field: option_value}))  # type: ignore[arg-type]
     option = "--" + field.replace("_", "-")
     assert str(caught.value).startswith(f"{option} would change nothing, as hf:")
     assert str(caught.value).endswith(f"model is fed input_values: leave out {option}.")

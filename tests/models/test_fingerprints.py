@@ -22,10 +22,10 @@ def test_one_changed_element_shows(size: int, dtype: torch.dtype) -> None:
     before = fingerprint(x)
     assert fingerprint(x) == before
     for index in {0, size // 2, size - 1}:
-        kept = x[index].clone()
-        x.data[index] = kept + 1
+        original = x[index].clone()
+        x.data[index] = original + 1
         assert fingerprint(x) != before
-        x.data[index] = kept
+        x.data[index] = original
     assert fingerprint(x) == before
 
 

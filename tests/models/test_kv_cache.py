@@ -27,9 +27,9 @@ NOISE = 1e-5
 
 def network(name: str = "tiny-llama", seed: int = 0) -> Llama:
     torch.manual_seed(seed)
-    made = Llama(SIZES[name]).eval()
-    randomize(made)
-    return made
+    model = Llama(SIZES[name]).eval()
+    randomize(model)
+    return model
 
 
 def texts(made: Llama, seed: int = 0, rows: int = 2, count: int = 45) -> Tensor:
@@ -51,31 +51,31 @@ def distance(actual: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("chunks", CHUNKS)
 @pytest.mark.parametrize("name", SIZES)
 def test_a_cache_changes_no_result(name: str, chunks: str, seed: int) -> None:
-    made = network(name, seed)
-    ids = texts(made, seed)
+    model = network(name, seed)
+    ids = texts(model, seed)
     with torch.no_grad():
-        expected = made(ids)
-    assert distance(decoded(made, ids, CHUNKS[chunks]), expected) < NOISE
+        expected = model(ids)
+    assert distance(decoded(model, ids, CHUNKS[chunks]), expected) < NOISE
 
 
 def test_a_cache_that_is_reset_is_an_empty_one() -> None:
-    made = network()
-    first, second = texts(made, 1), texts(made, 2)
-    cache = made.new_cache()
+    model = network()
+    first, second = texts(model, 1), texts(model, 2)
+    cache = model.new_cache()
     with torch.no_grad():
-        made(first, cache)
+        model(first, cache)
         for layer in cache:
             assert layer.length == 45
             layer.reset()
-        assert torch.equal(made(second, cache), decoded(made, second, [45]))
+        assert torch.equal(model(second, cache), decoded(model, second, [45]))
 
 
 @pytest.mark.parametrize("fault", ["late", "positions", "window", "swapped", "stale"])
 def test_a_fault_of_the_cache_shows(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = network()
-    ids = texts(made)
+    model = network()
+    ids = texts(model)
     with torch.no_grad():
-        expected = made(ids)
+        expected = model(ids)
     write, attend = PlainCache.write, PlainCache.attend
     if fault == "late":
         monkeypatch.setattr("qgate.models.kv_cache.causal_mask", _mask_of(-1))
@@ -93,7 +93,7 @@ def test_a_fault_of_the_cache_shows(fault: str, monkeypatch: pytest.MonkeyPatch)
             return attend(self, queries)
 
         monkeypatch.setattr(PlainCache, "attend", stale)
-    assert distance(decoded(made, ids, [20, 25]), expected) > 100 * NOISE
+    assert distance(decoded(model, ids, [20, 25]), expected) > 100 * NOISE
 
 
 _rope = llama.Attention.rope
@@ -109,17 +109,17 @@ def _mask_of(later: int) -> Callable[[int, int, torch.device], Tensor]:
 
 
 def test_a_cache_of_another_model_or_batch_is_refused() -> None:
-    made, other = network(), network("a head each")
-    ids = texts(made)
+    model, other = network(), network("a head each")
+    ids = texts(model)
     with pytest.raises(QgateError, match=r"a cache of 2 layers does not fit a model of 5.*new_cac"):
-        made(ids, other.new_cache())
-    cache = made.new_cache()
+        model(ids, other.new_cache())
+    cache = model.new_cache()
     with torch.no_grad():
-        made(ids, cache)
+        model(ids, cache)
         with pytest.raises(QgateError, match="a cache of 2 sequences cannot take tokens of 1"):
-            made(ids[:1], cache)
+            model(ids[:1], cache)
         cache[0].reset()
         with pytest.raises(QgateError, match=r"hold \[0, 45\] tokens"):
-            made(ids, cache)
+            model(ids, cache)
     with pytest.raises(QgateError, match="empty cache"):
-        made.new_cache()[0].attend(torch.zeros(1, 4, 1, 32))
+        model.new_cache()[0].attend(torch.zeros(1, 4, 1, 32))

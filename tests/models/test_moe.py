@@ -118,19 +118,19 @@ def test_tokens_of_other_experts_are_zero_at_an_expert(models: dict[str, Model])
     model = models["tiny-moe"]
     experts: Any = model.module.get_submodule("model.layers.1.mlp.experts")
     assert isinstance(experts, AlignedExperts)
-    seen: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     hooks = [
-        experts.routing.register_forward_hook(lambda _m, _a, out: seen.update(routing=out)),
-        getattr(experts, "3").register_forward_pre_hook(lambda _m, args: seen.update(x=args[0])),
+        experts.routing.register_forward_hook(lambda _m, _a, out: tensors.update(routing=out)),
+        getattr(experts, "3").register_forward_pre_hook(lambda _m, args: tensors.update(x=args[0])),
     ]
     with torch.no_grad():
         model(model.inputs[0])
     for hook in hooks:
         hook.remove()
-    asked = seen["routing"][..., 3] != 0
-    assert torch.equal((seen["x"] != 0).any(-1), asked)
-    assert 0 < float(asked.float().mean()) < 1
-    torch.testing.assert_close(seen["routing"].sum(-1), torch.ones(asked.shape))
+    routed = tensors["routing"][..., 3] != 0
+    assert torch.equal((tensors["x"] != 0).any(-1), routed)
+    assert 0 < float(routed.float().mean()) < 1
+    torch.testing.assert_close(tensors["routing"].sum(-1), torch.ones(routed.shape))
 
 
 def test_every_expert_gets_a_fair_share_of_tokens(models: dict[str, Model]) -> None:

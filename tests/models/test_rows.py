@@ -91,5 +91,5 @@ def test_the_fullest_row_is_cut_to_its_real_tokens() -> None:
     assert row["pixels"].shape == (1, 5, 8, 8)
     assert row["table"].shape == (7, 4), "a table that is shared by all rows"
     assert torch.equal(cut_sample(IDS, slice(0, 2), 3), IDS[:2, :3])
-    left = {"input_ids": IDS, "attention_mask": MASK.flip(1)}
-    assert torch.equal(fullest_row(left)["input_ids"], IDS[1:2])
+    left_padded = {"input_ids": IDS, "attention_mask": MASK.flip(1)}
+    assert torch.equal(fullest_row(left_padded)["input_ids"], IDS[1:2])

@@ -63,11 +63,11 @@ def test_tiny_shapes(length: int) -> None:
 
 
 def test_parts_numbers_and_seeds_differ() -> None:
-    given = [
+    signal_keys = [
         ("evaluation", 0, 0),
         ("calibration", 0, 0),
         ("evaluation", 1, 0),
         ("evaluation", 0, 1),
     ]
-    assert len({digest(image((1, 8, 8), part, k, seed)) for part, k, seed in given}) == 4  # type: ignore[arg-type]
-    assert len({digest(waveform(64, part, k, seed)) for part, k, seed in given}) == 4  # type: ignore[arg-type]
+    assert len({digest(image((1, 8, 8), part, k, seed)) for part, k, seed in signal_keys}) == 4  # type: ignore[arg-type]
+    assert len({digest(waveform(64, part, k, seed)) for part, k, seed in signal_keys}) == 4  # type: ignore[arg-type]

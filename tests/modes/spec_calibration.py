@@ -41,7 +41,7 @@ def calibrate(
     arithmetic: Arithmetic = "fp32",
 ) -> list[Scales]:
     """Scales of each layer from running the unquantized layers over the prompts' hidden states."""
-    found: list[Scales] = []
+    layer_scales: list[Scales] = []
     for weights in layers:
         runs = [block("fp32", weights, {}, hidden, hadamard) for hidden in prompts]
         scales = {
@@ -55,9 +55,9 @@ def calibrate(
         scales["s_u"] = percentile_scale([run["a"] for run in runs], alpha)
         scales["s_u1"] = percentile_scale([run["a"] for run in runs], 1.0)
         scales["s_h"] = percentile_scale(states, alpha)
-        found.append(scales)
+        layer_scales.append(scales)
         prompts = [run["hidden"] for run in runs]
-    return found
+    return layer_scales
 
 
 def scales_for(

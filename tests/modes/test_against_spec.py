@@ -90,16 +90,16 @@ def simulated(
 
 
 def taps_of(block: nn.Module, hidden: np.ndarray) -> dict[str, np.ndarray]:
-    found: dict[str, np.ndarray] = {}
+    arrays_by_tap: dict[str, np.ndarray] = {}
     names = {f"mixer.{site}": tap for tap, site in TAPS.items()}
 
     def take(site: Site, tensor: Tensor) -> None:
-        found[names[site.name]] = tensor.detach().numpy().copy()
+        arrays_by_tap[names[site.name]] = tensor.detach().numpy().copy()
 
     sites = [Site(*name.split(":"), "other") for name in names]  # type: ignore[arg-type]
     with torch.no_grad(), tap_sites(block, sites, take):
-        found["hidden"] = block(torch.from_numpy(hidden)).numpy()
-    return found
+        arrays_by_tap["hidden"] = block(torch.from_numpy(hidden)).numpy()
+    return arrays_by_tap
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +118,15 @@ def assert_close(
         a, b = ours[tap], theirs[tap].astype(np.float32)
         assert a.shape == b.shape, (tap, a.shape, b.shape)
         scale = scales[GRIDS[tap]] if tap in GRIDS and not (mode == "3" and tap == "x") else 0.0
-        apart = np.abs(a - b) > 1e-5 * np.abs(b).max() + 1e-6
+        is_far = np.abs(a - b) > 1e-5 * np.abs(b).max() + 1e-6
         # One code of h reaches all channels of out.
         rare = 2e-2 if tap == "out" else 2e-3
-        assert apart.mean() <= rare + 1 / apart.size, (mode, tap, apart.mean(), np.abs(a - b).max())
+        assert is_far.mean() <= rare + 1 / is_far.size, (
+            mode,
+            tap,
+            is_far.mean(),
+            np.abs(a - b).max(),
+        )
         assert np.square(a - b).mean() <= 2e-6 * np.square(b).mean() + 1e-12 + scale**2 / a.size, (
             mode,
             tap,

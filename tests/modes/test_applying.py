@@ -52,8 +52,8 @@ def mamba(bias: bool = False) -> Model:
 def quantized(name: str, model: Model) -> Quantized:
     family = modes.family_of(model)
     mode = Mode(name, "rows", rules=(ROW,)) if name == "rows" else find_mode(name, family)
-    made = modes.measure(model, CalibrationSettings()) if mode.calibrated else None
-    return modes.apply(mode, model, made)
+    calibration = modes.measure(model, CalibrationSettings()) if mode.calibrated else None
+    return modes.apply(mode, model, calibration)
 
 
 def state(model: Model) -> list[tuple[Any, ...]]:
@@ -74,24 +74,24 @@ CASES += [("mamba", name) for name in ("fp16", "0", "2-4", "3", "5-3", "6-0", "i
 def test_the_model_given_is_not_touched(which: str, name: str) -> None:
     model = mlp() if which == "mlp" else mamba()
     before, outputs, weights = state(model), [model(x) for x in model.inputs], model.weights_hash()
-    made = quantized(name, model)
-    results = [made.model(x) for x in model.inputs]
-    capture.run(made.model, ":output$")
+    applied = quantized(name, model)
+    results = [applied.model(x) for x in model.inputs]
+    capture.run(applied.model, ":output$")
     assert state(model) == before
     assert model.weights_hash() == weights
     assert all(torch.equal(model(x), y) for x, y in zip(model.inputs, outputs, strict=True))
     assert not any(
         torch.equal(a, b) for a, b in zip(results, outputs, strict=True) if len(a[0]) > 1
     )
-    if made.mode.dtype is None:
-        shared = {id(p) for p in made.model.module.parameters()}
-        assert shared == {id(p) for p in model.in_basis(made.mode.basis).module.parameters()}
+    if applied.mode.dtype is None:
+        shared = {id(p) for p in applied.model.module.parameters()}
+        assert shared == {id(p) for p in model.in_basis(applied.mode.basis).module.parameters()}
 
 
 @pytest.mark.parametrize("name", ["rows", "mxfp4", "w4", "nvfp4"])
 def test_changed_weights_are_followed(name: str) -> None:
     model = mlp()
-    made = quantized(name, model)
+    applied = quantized(name, model)
     x = model.inputs[0]
     for change in (
         lambda net: net.up.weight.mul_(-2),
@@ -99,24 +99,24 @@ def test_changed_weights_are_followed(name: str) -> None:
         lambda net: torch.optim.SGD(net.parameters(), lr=1.0).step(),
     ):
         with torch.no_grad():
-            old = made.model(x)
-            assert torch.equal(old, made.model(x))
+            old = applied.model(x)
+            assert torch.equal(old, applied.model(x))
         mse_loss(model.module(x), torch.ones(3, 24)).backward()
         with torch.no_grad():
             change(model.module)
-            assert not torch.equal(made.model(x), old)
+            assert not torch.equal(applied.model(x), old)
             fresh = quantized(name, Model(copy.deepcopy(model.module), model.inputs))
-            assert torch.equal(made.model(x), fresh.model(x))
+            assert torch.equal(applied.model(x), fresh.model(x))
 
 
 @pytest.mark.parametrize("name", ["2-1", "5-3", "6-0", "fp16", "int8"])
 def test_a_mamba_in_a_mode_follows_the_weights_of_its_basis(name: str) -> None:
     model = mamba()
-    made = quantized(name, model)
-    base: Any = model.in_basis(made.mode.basis)
+    applied = quantized(name, model)
+    base: Any = model.in_basis(applied.mode.basis)
     x = model.inputs[1]
     with torch.no_grad():
-        old = made.model(x)
+        old = applied.model(x)
         for change in (
             lambda m: m.conv1d.weight.mul_(0.5),
             lambda m: m.A_log.add_(0.5),
@@ -124,7 +124,7 @@ def test_a_mamba_in_a_mode_follows_the_weights_of_its_basis(name: str) -> None:
             lambda m: m.dt_proj.bias.add_(1),
         ):
             change(base.module.mixers()[1])
-            new = made.model(x)
+            new = applied.model(x)
             assert not torch.equal(new, old)
             old = new
 
@@ -143,10 +143,10 @@ def straight(x: Tensor, value: Tensor) -> Tensor:
 )  # fmt: skip
 def test_gradients_go_straight_through(name: str, weight: Any, given: Any) -> None:
     model = mlp()
-    made = quantized(name, model)
+    applied = quantized(name, model)
     net: Any = model.module
     x = model.inputs[0].clone().requires_grad_()
-    made.model.module(x).square().sum().backward()
+    applied.model.module(x).square().sum().backward()
     ours = [x.grad, *(p.grad for p in net.parameters())]
 
     twin: Any = copy.deepcopy(net)
@@ -173,12 +173,12 @@ def test_gradients_go_straight_through(name: str, weight: Any, given: Any) -> No
 
 def test_a_step_of_training_in_a_mode_trains_the_model() -> None:
     model = mlp()
-    made = quantized("mxfp4", model)
-    optimizer = torch.optim.SGD(made.model.module.parameters(), lr=0.05)
+    applied = quantized("mxfp4", model)
+    optimizer = torch.optim.SGD(applied.model.module.parameters(), lr=0.05)
     losses = []
     for _ in range(40):
         optimizer.zero_grad()
-        loss = mse_loss(made.model.module(model.inputs[0]), torch.ones(3, 24))
+        loss = mse_loss(applied.model.module(model.inputs[0]), torch.ones(3, 24))
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -217,14 +217,16 @@ def test_u_and_what_x_proj_reads_are_apart(only: str) -> None:
 def test_every_port_of_the_scan_can_be_quantized(port: str) -> None:
     model = mamba()
     site = f"backbone.layers.0.mixer.scan:{port}"
-    made = modes.apply(Mode("t", "t", rules=(Rule(f"0.*scan:{port}$", "int4", of="scan"),)), model)
-    exact, ours = capture.run(model, [site])[site], capture.run(made.model, [site])[site]
+    applied = modes.apply(
+        Mode("t", "t", rules=(Rule(f"0.*scan:{port}$", "int4", of="scan"),)), model
+    )
+    exact, ours = capture.run(model, [site])[site], capture.run(applied.model, [site])[site]
     assert [
         torch.equal(a, qgate.quantize(b, "int4")) for a, b in zip(ours, exact, strict=True)
     ] == [True] * 4
     assert not torch.equal(ours[0], exact[0])
     if port != "state":
-        assert not torch.equal(made.model(model.inputs[1]), model(model.inputs[1]))
+        assert not torch.equal(applied.model(model.inputs[1]), model(model.inputs[1]))
 
 
 # Quantized Mamba blocks --------------------------------------------------------------------------
@@ -233,10 +235,10 @@ def test_every_port_of_the_scan_can_be_quantized(port: str) -> None:
 @pytest.mark.parametrize("name", ["0", "6-0"])
 def test_captured_weights_are_those_of_the_codes(name: str) -> None:
     model = mamba()
-    made, base = quantized(name, model), model.in_basis(ROTATED)
-    scales = {entry.site: entry.scale for entry in made.plan.entries}
+    applied, base = quantized(name, model), model.in_basis(ROTATED)
+    scales = {entry.site: entry.scale for entry in applied.plan.entries}
     pattern = r"mixer\.(\w+_proj|conv1d):weight$"
-    ours, exact = capture.run(made.model, pattern), capture.run(base, pattern)
+    ours, exact = capture.run(applied.model, pattern), capture.run(base, pattern)
     assert len(exact) == 2 * 5
     for site in exact:
         scale = scales[site]
@@ -248,21 +250,23 @@ def test_captured_weights_are_those_of_the_codes(name: str) -> None:
 @pytest.mark.parametrize("name", ["0", "3", "6-0", "fp16"])
 def test_biases_of_projections_are_not_lost(name: str) -> None:
     model = mamba(bias=True)
-    made = quantized(name, model)
+    applied = quantized(name, model)
     reference = model.in_basis(ROTATED)
     for sites in (r"mixer\.in_proj:output$", r"mixer\.out_proj:output$"):
-        for site, found in capture.compare_runs(made.model, reference, sites, local=True).items():
-            assert found.metric("relative_mse") < 1e-2, (site, found)
+        for site, stats in capture.compare_runs(
+            applied.model, reference, sites, local=True
+        ).items():
+            assert stats.metric("relative_mse") < 1e-2, (site, stats)
 
 
 def test_all_casts_are_counted() -> None:
     model = mamba()
-    made = quantized("0", model)
+    applied = quantized("0", model)
     tokens = 0
     for x in model.inputs:
-        made.model(x)
+        applied.model(x)
         tokens += x.numel()
-    counts = made.casts()
+    counts = applied.casts()
     per_token = {
         "in_cast": 16,
         "in_proj.cast": 64,
@@ -276,20 +280,20 @@ def test_all_casts_are_counted() -> None:
     }
     for leaf, width in per_token.items():
         assert counts[f"backbone.layers.1.mixer.{leaf}"]["values"] == tokens * width
-    assert sum(found["saturated"] for found in counts.values()) > 0
-    assert all(found["nonfinite"] == 0 for found in counts.values())
+    assert sum(cast_count["saturated"] for cast_count in counts.values()) > 0
+    assert all(cast_tally["nonfinite"] == 0 for cast_tally in counts.values())
 
 
 @pytest.mark.parametrize("name", ["0", "2-0", "4", "5-3", "5-6", "6-1", "6-4"])
 def test_nan_is_never_made_a_number(name: str) -> None:
     model = mamba()
-    made = quantized(name, model)
+    applied = quantized(name, model)
     with torch.no_grad():
         model.in_basis(ROTATED).module.mixers()[0].conv1d.bias[3] = float("nan")  # type: ignore[operator]
-    record = capture.run(made.model, [U])
+    record = capture.run(applied.model, [U])
     assert record[U][1].isnan().any()
-    assert not made.model(model.inputs[1]).isfinite().all()
-    assert sum(found["nonfinite"] for found in made.casts().values()) > 0
+    assert not applied.model(model.inputs[1]).isfinite().all()
+    assert sum(tally["nonfinite"] for tally in applied.casts().values()) > 0
 
 
 # Modes of a model --------------------------------------------------------------------------------
@@ -303,18 +307,18 @@ def own(make: Callable[[Model], Any]) -> tuple[Mode, Model]:
 
 def test_a_mode_of_the_model_is_what_it_returns() -> None:
     def rounded(model: Model) -> nn.Module:
-        made = copy.deepcopy(model.module)
+        applied = copy.deepcopy(model.module)
         with torch.no_grad():
-            for p in made.parameters():
+            for p in applied.parameters():
                 p.copy_(qgate.quantize(p, "int8"))
-        return made
+        return applied
 
     mode, model = own(rounded)
-    made = modes.apply(mode, model)
-    assert made.plan.to_dict()["sites"][0]["does"] == "quantized by the model's own callable"
+    applied = modes.apply(mode, model)
+    assert applied.plan.to_dict()["sites"][0]["does"] == "quantized by the model's own callable"
     expected = qgate.quantize(model.module.up.weight.detach(), "int8")  # type: ignore[union-attr, arg-type]
-    assert torch.equal(capture.run(made.model, "up:weight")["up:weight"][0], expected)
-    assert not made.casts()
+    assert torch.equal(capture.run(applied.model, "up:weight")["up:weight"][0], expected)
+    assert not applied.casts()
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,9 @@ def stored(name: str, x: Array, ranges: list[float]) -> Array:
     if name == "kv-turbo3-qjl":
         scale = np.float32(np.sqrt(np.square(x).mean(-1, keepdims=True))).astype(np.float64)
         first = nearest(x / scale, np.array(LLOYD[2])) * scale
-        rest, p = x - first, Projection.drawn(0, 128).matrix[:width, :width]
-        signs = np.where(rest @ p.T >= 0, 1.0, -1.0)
-        length = np.sqrt(np.square(rest).sum(-1, keepdims=True))
+        residual, p = x - first, Projection.drawn(0, 128).matrix[:width, :width]
+        signs = np.where(residual @ p.T >= 0, 1.0, -1.0)
+        length = np.sqrt(np.square(residual).sum(-1, keepdims=True))
         return first + math.sqrt(math.pi / 2) / width * length * (signs @ p)
     assert name == "kv-nvfp4"
     blocks = x.reshape(heads, tokens, width // 16, 16)
@@ -131,9 +131,9 @@ def attention(name: str, q: Array, k: Array, v: Array, ranges: dict[str, list[fl
     heads, tokens, width = q.shape
     out = np.zeros_like(q)
     for t in range(tokens):
-        kept = [s for s in range(t + 1) if s < mode.sinks or t - s < mode.window]
+        positions = [s for s in range(t + 1) if s < mode.sinks or t - s < mode.window]
         of_keys, of_values = keys[:, : t + 1].copy(), values[:, : t + 1].copy()
-        of_keys[:, kept], of_values[:, kept] = original[:, kept], v[:, kept]
+        of_keys[:, positions], of_values[:, positions] = original[:, positions], v[:, positions]
         for h in range(heads):
             of = h * len(k) // heads
             scores = of_keys[of] @ queries[h, t] / math.sqrt(width)

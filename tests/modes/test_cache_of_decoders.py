@@ -190,8 +190,8 @@ def test_a_decoder_is_held_like_tiny_llama(kind: str, tmp_path: Path) -> None:
     scales = modes.measure(model, modes.CalibrationSettings())
     for name in names:
         mode = modes.find_mode(name, "other")
-        given = scales if mode.calibrated else None
-        quantized = modes.apply(mode, model, given)
+        calibration = scales if mode.calibrated else None
+        quantized = modes.apply(mode, model, calibration)
         run = ServedCaches(quantized)
         with torch.no_grad(), run.watch():
             logits = quantized.model(torch.cat(list(model.inputs)))

@@ -51,7 +51,7 @@ def weights_of(mixer: Any) -> spec_block.Weights:
 @pytest.mark.parametrize("arithmetic", ["fp32", "fp16"])
 def test_scales_are_those_of_the_specification(alpha: float, arithmetic: Any) -> None:
     model = mamba()
-    made = measure(model, CalibrationSettings(alpha, arithmetic))
+    calibration = measure(model, CalibrationSettings(alpha, arithmetic))
     turned: Any = model.in_basis(ROTATED).module
     with torch.no_grad():
         prompts = [turned.backbone.embeddings(x).numpy() for x in model.calibration_samples()]
@@ -59,15 +59,15 @@ def test_scales_are_those_of_the_specification(alpha: float, arithmetic: Any) ->
     expected = spec_calibration.calibrate(
         layers, prompts, matrix(48).float().numpy(), alpha, arithmetic
     )
-    assert set(made.scales) == {
+    assert set(calibration.scales) == {
         f"backbone.layers.{k}.mixer.{s}" for k in range(2) for s in OBSERVED
     }
     assert set(SITES.values()) == set(OBSERVED)
     for k, scales in enumerate(expected):
         for symbol, leaf in SITES.items():
             site = f"backbone.layers.{k}.mixer.{leaf}"
-            assert made[site].scale == pytest.approx(scales[symbol], rel=1e-5), site
-        u = made[f"backbone.layers.{k}.mixer.x_proj:input"]
+            assert calibration[site].scale == pytest.approx(scales[symbol], rel=1e-5), site
+        u = calibration[f"backbone.layers.{k}.mixer.x_proj:input"]
         assert u.wide == pytest.approx(scales["s_u1"], rel=1e-5)
         assert (u.wide > u.scale) == (alpha < 1)
 
@@ -176,11 +176,13 @@ def test_a_percentile_is_a_share(alpha: float) -> None:
 
 @pytest.mark.parametrize("lengths", [(12,), (1,), (5, 5, 5), (3,) * 19])
 def test_progress_counts_the_samples(lengths: tuple[int, ...]) -> None:
-    seen: list[tuple[int, int]] = []
-    made = measure(mamba(lengths), DEFAULT, progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (len(lengths), len(lengths)) == (made.samples, made.samples)
-    assert seen == sorted(set(seen))
-    assert all(entry.scale > 0 for entry in made.scales.values())
+    updates: list[tuple[int, int]] = []
+    calibration = measure(
+        mamba(lengths), DEFAULT, progress=lambda done, total: updates.append((done, total))
+    )
+    assert updates[-1] == (len(lengths), len(lengths)) == (calibration.samples, calibration.samples)
+    assert updates == sorted(set(updates))
+    assert all(entry.scale > 0 for entry in calibration.scales.values())
 
 
 def test_a_mode_without_static_scales_measures_nothing() -> None:

@@ -36,10 +36,10 @@ def unmeasured(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa
 
 
 def test_a_file_is_what_was_measured(stored: Stored) -> None:
-    model, path, made = stored
-    assert load_calibration(path) == made == measure(model, DEFAULT)
-    assert made.weights == model.weights_hash()
-    assert made.versions["torch"] == torch.__version__
+    model, path, calibration = stored
+    assert load_calibration(path) == calibration == measure(model, DEFAULT)
+    assert calibration.weights == model.weights_hash()
+    assert calibration.versions["torch"] == torch.__version__
     record = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(name))
     assert (record["qgate"], record["version"]) == ("calibration", 1)
     assert [p.name for p in path.parent.iterdir()] == ["scales.json"]
@@ -47,16 +47,16 @@ def test_a_file_is_what_was_measured(stored: Stored) -> None:
 
 @pytest.mark.usefixtures("unmeasured")
 def test_a_file_that_fits_is_used_and_kept(stored: Stored) -> None:
-    model, path, made = stored
+    model, path, calibration = stored
     before = path.stat()
-    assert calibrated(model, CalibrationSettings(0.9995), path) == made
+    assert calibrated(model, CalibrationSettings(0.9995), path) == calibration
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
 
 
 def test_whole_numbers_of_settings_are_the_same_settings(tmp_path: Path) -> None:
     model, path = mamba(), tmp_path / "c.json"
-    made = calibrated(model, CalibrationSettings(1), path)
-    assert calibrated(model, CalibrationSettings(1.0), path) == made
+    calibration = calibrated(model, CalibrationSettings(1), path)
+    assert calibrated(model, CalibrationSettings(1.0), path) == calibration
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -151,11 +151,11 @@ def test_a_binary_file_is_an_error(tmp_path: Path) -> None:
 def test_a_scale_that_is_missing_is_named_when_it_is_needed(stored: Stored) -> None:
     model, path, _ = stored
     path.write_text(edit(*U, value=None)(path.read_text()))
-    made = calibrated(model, DEFAULT, path)
+    calibration = calibrated(model, DEFAULT, path)
     with pytest.raises(
         QgateError, match=r"no scale for site 'backbone\.layers\.0\.mixer\.x_proj:input'"
     ):
-        modes.apply(modes.find_mode("2-1", "mamba"), model, made)
+        modes.apply(modes.find_mode("2-1", "mamba"), model, calibration)
 
 
 @pytest.mark.parametrize("old", [None, b"yesterday's"])
@@ -163,7 +163,7 @@ def test_an_interrupted_write_leaves_what_was_there(
     old: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "c.json"
-    made = measure(mamba((4,)), DEFAULT)
+    calibration = measure(mamba((4,)), DEFAULT)
     if old:
         path.write_bytes(old)
 
@@ -173,7 +173,7 @@ def test_an_interrupted_write_leaves_what_was_there(
 
     monkeypatch.setattr(Path, "write_text", cut)
     with pytest.raises(KeyboardInterrupt):
-        made.save(path)
+        calibration.save(path)
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == (
         [("c.json", old)] if old else []
     )
@@ -184,10 +184,10 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("x")
-    there = sorted(tmp_path.iterdir())
+    files_before = sorted(tmp_path.iterdir())
     with pytest.raises((QgateError, OSError), match="file"):
         calibrated(mamba(), DEFAULT, tmp_path / "file" / "c.json")
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
     with pytest.raises(QgateError, match=r"cannot write .*c\.json.* not writable"):
         calibrated(mamba(), DEFAULT, tmp_path / "c.json")
-    assert sorted(tmp_path.iterdir()) == there
+    assert sorted(tmp_path.iterdir()) == files_before

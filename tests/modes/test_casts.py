@@ -42,30 +42,34 @@ def near_ties() -> dict[str, Array]:
     ties = (wholes + 0.5).astype(F32)
     halves = np.concatenate([np.arange(2**17), draw.integers(0, 2**24, 200_000)]).astype(F64) / 2
     halves = np.concatenate([halves, -halves]).astype(F32)
-    found = {
+    arrays_by_name = {
         "multiples of one half": halves,
         "ties": ties,
         "the largest": np.arange(2**23 - 64, 2**23 + 64, 0.5, F64).astype(F32),
     }
     for name in ("ties", "multiples of one half"):
         for direction in (-np.inf, np.inf):
-            found[f"{name}, next to {direction}"] = np.nextafter(found[name], F32(direction))
-    found["random"] = draw.standard_normal(200_000).astype(F32) * draw.choice(
+            arrays_by_name[f"{name}, next to {direction}"] = np.nextafter(
+                arrays_by_name[name], F32(direction)
+            )
+    arrays_by_name["random"] = draw.standard_normal(200_000).astype(F32) * draw.choice(
         F32([1e-3, 1, 50, 1e6, 1e30]), 200_000
     )
-    found["bfloat16"] = torch.arange(65536).to(torch.int16).view(torch.bfloat16).float().numpy()
-    found["odd ones"] = F32(
+    arrays_by_name["bfloat16"] = (
+        torch.arange(65536).to(torch.int16).view(torch.bfloat16).float().numpy()
+    )
+    arrays_by_name["odd ones"] = F32(
         [0.0, -0.0, 0.49999997, -0.49999997, np.inf, -np.inf, np.nan, 1e-45, 2.0**24, 3e38]
     )
-    return found  # fmt: skip
+    return arrays_by_name  # fmt: skip
 
 
 @pytest.mark.parametrize("name", near_ties())
 def test_rounding_of_float32_is_exact(name: str) -> None:
     x = near_ties()[name]
     with np.errstate(invalid="ignore"):
-        for how, expected in (("away", away(x)), ("even", np.rint(x))):
-            ours = round_to_integers(torch.from_numpy(x), how).numpy()  # type: ignore[arg-type]
+        for rule, expected in (("away", away(x)), ("even", np.rint(x))):
+            ours = round_to_integers(torch.from_numpy(x), rule).numpy()  # type: ignore[arg-type]
             finite = np.isfinite(x)
             assert np.array_equal(ours[finite], expected[finite])
             assert np.array_equal(ours[~finite], x[~finite], equal_nan=True)
@@ -94,9 +98,9 @@ def test_a_cast_counts_what_it_changed() -> None:
     assert cast(x)[9].isnan()
     assert cast.counts() == {"values": 20, "saturated": 2 * 5, "nonfinite": 2 * 3}
     assert Cast("away")(x)[[2, 4]].tolist() == [127, -128]
-    once = Cast("away")
-    once(torch.tensor([127.5, -128.5, 127.49, -128.49]))
-    assert once.counts() == {"values": 4, "saturated": 2, "nonfinite": 0}
+    away_cast = Cast("away")
+    away_cast(torch.tensor([127.5, -128.5, 127.49, -128.49]))
+    assert away_cast.counts() == {"values": 4, "saturated": 2, "nonfinite": 0}
     assert (Cast("even").counts()) == {"values": 0, "saturated": 0, "nonfinite": 0}
 
 

@@ -96,8 +96,8 @@ def test_a_kernel_of_ones_own_is_gated_like_a_simulated_mode(example: ModuleType
     chosen = modes.select("int8,torchao_int8,mxfp4", "other", list(model.modes), model.name)
     errors = {}
     for mode in chosen:
-        found = capture.compare_runs(modes.apply(mode, model).model, model)
-        errors[mode.name] = [error.metric("sqnr_db") for error in found.values()]
+        site_errors = capture.compare_runs(modes.apply(mode, model).model, model)
+        errors[mode.name] = [error.metric("sqnr_db") for error in site_errors.values()]
     assert len(errors["torchao_int8"]) == 3
     for real, simulated in zip(errors["torchao_int8"], errors["int8"], strict=True):
         assert real == pytest.approx(simulated, abs=1.5)

@@ -57,11 +57,11 @@ def local(mamba: Model, scales: modes.Calibration, reference: Capture) -> Local:
 
 
 def pairs(a: Capture, b: Capture, ending: str) -> list[tuple[str, Tensor, Tensor]]:
-    found = [
+    site_tensors = [
         (site, torch.cat(a[site], 1), torch.cat(b[site], 1)) for site in a if site.endswith(ending)
     ]
-    assert found, ending
-    return found
+    assert site_tensors, ending
+    return site_tensors
 
 
 def relative_mse(a: Tensor, b: Tensor) -> float:
@@ -98,16 +98,18 @@ def test_modes_that_differ_in_ties_or_order_are_close_locally(
     one: str, other: str, local: Local, scales: modes.Calibration
 ) -> None:
     for site, a, b in pairs(local(one), local(other), "x_proj:input"):
-        apart = (a - b).abs() / step_of(scales, site)
-        assert apart.max() <= 1.001, site
-        assert (apart > 0.5).double().mean() < 1e-3, site
+        steps = (a - b).abs() / step_of(scales, site)
+        assert steps.max() <= 1.001, site
+        assert (steps > 0.5).double().mean() < 1e-3, site
     for site, a, b in pairs(local(one), local(other), OUT):
         assert relative_mse(a, b) <= 1e-6, site
 
 
 def test_two_orders_of_the_scan_are_seen_in_some_bits(local: Local) -> None:
-    apart = [(a != b).double().mean() for _, a, b in pairs(local("0"), local("2-1"), "scan:output")]
-    assert 0 < max(apart) < 0.01
+    bit_shares = [
+        (a != b).double().mean() for _, a, b in pairs(local("0"), local("2-1"), "scan:output")
+    ]
+    assert 0 < max(bit_shares) < 0.01
 
 
 def test_mode_3_with_a_static_convolution_input_is_2_4(
@@ -184,8 +186,8 @@ def test_modes_with_scales_from_the_whole_tensor_are_not_causal(
 
 def test_the_order_of_the_errors(local: Local, reference: Capture) -> None:
     def error(mode: str) -> float:
-        found = pairs(local(mode), reference, OUT)
-        return sum(relative_mse(a, b) for _, a, b in found) / len(found)
+        site_pairs = pairs(local(mode), reference, OUT)
+        return sum(relative_mse(a, b) for _, a, b in site_pairs) / len(site_pairs)
 
     order = {name: error(name) for name in ("6-1", "2-4", "4", "5-4", "0", "5-6")}
     assert list(order) == sorted(order, key=lambda name: order[name]), order
@@ -196,8 +198,8 @@ def test_the_order_of_the_errors(local: Local, reference: Capture) -> None:
         "4": ("5-2", "5-3"),
         "0": ("2-0", "2-1", "2-2", "2-3", "5-0"),
     }
-    for name, others in near.items():
-        for other in others:
+    for name, neighbors in near.items():
+        for other in neighbors:
             assert error(other) == pytest.approx(order[name], rel=0.06), (name, other)
 
 

@@ -118,8 +118,8 @@ def test_the_head_stays_as_it_is(name: str) -> None:
         assert model.head == ("lm_head",)
         assert len(plan.entries) >= 4
         assert not any(entry.site.startswith("lm_head") for entry in plan.entries)
-    kept = modes.make_plan(modes.find_mode(name, "other"), small(head=()))
-    assert any(entry.site.startswith("lm_head") for entry in kept.entries)
+    headless_plan = modes.make_plan(modes.find_mode(name, "other"), small(head=()))
+    assert any(entry.site.startswith("lm_head") for entry in headless_plan.entries)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ OBVIOUS: dict[str, tuple[Obvious, Obvious]] = {  # weight (out, in), then input
 
 @pytest.mark.parametrize("name", OBVIOUS)
 def test_linear_layers_read_what_the_mode_says(name: str) -> None:
-    weight, given = OBVIOUS[name]
+    weight, read_input = OBVIOUS[name]
     model = small()
     quantized = modes.apply(modes.find_mode(name, "other"), model).model
     before = {"up": "norm", "down": "act"}
@@ -232,7 +232,7 @@ def test_linear_layers_read_what_the_mode_says(name: str) -> None:
                 )
             )
             assert torch.equal(w, weight(module.weight.detach()))
-            assert torch.equal(x, given(real))
+            assert torch.equal(x, read_input(real))
             assert torch.equal(y, linear(x, w, module.bias))
 
 
@@ -245,13 +245,13 @@ def test_transposed_weights_are_quantized_along_their_inputs(name: str) -> None:
         module[0].weight.copy_(torch.randn(WIDTH, INNER) * torch.logspace(-2, 2, INNER))
     sample = torch.randn(2, 7, WIDTH)
     model = Model(module, [sample], "gpt2")
-    weight, given = OBVIOUS[name]
+    weight, read_input = OBVIOUS[name]
     x, w, y = passed(
         modes.apply(modes.find_mode(name, "other"), model).model, "0:input", "0:weight", "0:output"
     )
     expected = weight(module[0].weight.detach().t().contiguous())
     assert torch.equal(w[0].t(), expected)
-    assert torch.equal(x[0], given(sample))
+    assert torch.equal(x[0], read_input(sample))
     torch.testing.assert_close(
         y[0], linear(x[0], expected, module[0].bias.detach()), rtol=1e-5, atol=1e-5
     )

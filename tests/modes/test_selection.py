@@ -100,9 +100,9 @@ def test_modes_that_are_asked_for_by_name_are_in_no_group(
     named = chosen(pattern, family)
     assert all(find_mode(name, family).by_name for name in named)
     assert chosen(f"{named[0]}, {named[1].replace('-', '_')}", family) == named[:2]
-    for wanted in (*GROUPS, "*", "*fp8*", "?v-fp8", "[k]v-*", "[s]tate-*"):
+    for group_pattern in (*GROUPS, "*", "*fp8*", "?v-fp8", "[k]v-*", "[s]tate-*"):
         with contextlib.suppress(QgateError):
-            assert not {*named} & {*chosen(wanted, family)}
+            assert not {*named} & {*chosen(group_pattern, family)}
     if not other:
         # States are in models of both families.
         assert chosen(pattern, "other") == named
@@ -206,12 +206,12 @@ def test_the_command_lists_what_is_meant(
     wanted: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["show", "modes", *([wanted] if wanted else [])]) == 0
-    table, _, rest = capsys.readouterr().out.partition("\n\n")
+    table, _, groups_text = capsys.readouterr().out.partition("\n\n")
     listed = [line.split()[0] for line in table.splitlines()[2:]]
     expected = {n for family in FAMILIES for n in chosen(wanted or "all", family)}
     assert set(listed) == expected
-    assert all(group in rest for group in GROUPS)
-    assert "fp32" in rest
+    assert all(group in groups_text for group in GROUPS)
+    assert "fp32" in groups_text
 
 
 def test_the_list_says_for_which_models_a_mode_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,11 +247,11 @@ def test_choosing_modes_loads_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "2-4" in done.stdout
-    seen = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code.replace("heavy =", "sys.modules['torch'] = sys; heavy =")],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert seen.returncode != 0
-    assert "torch" in seen.stderr
+    assert process.returncode != 0
+    assert "torch" in process.stderr

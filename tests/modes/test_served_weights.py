@@ -52,8 +52,8 @@ def in_tiles(x: Array, rows: int, columns: int, block: Block) -> Array:
     flat = x.reshape(-1, x.shape[-1])
     result = np.empty_like(flat)
     for top in range(0, len(flat), rows):
-        for left in range(0, flat.shape[1], columns):
-            part = np.s_[top : top + rows, left : left + columns]
+        for start in range(0, flat.shape[1], columns):
+            part = np.s_[top : top + rows, start : start + columns]
             result[part] = block(flat[part])
     return result.reshape(x.shape)
 
@@ -77,7 +77,7 @@ def four_over_six(x: Array) -> Array:
     encode = bound / amax
 
     def block(part: Array) -> Array:
-        made = []
+        candidates = []
         for factor in (f32(1), f32(1.5)):
             scale = e4m3(f32(f32(np.abs(part).max() / f32(6)) * encode) * factor)
             up = f32(1) / f32(scale * f32(f32(1) / encode))
@@ -85,10 +85,10 @@ def four_over_six(x: Array) -> Array:
             error = f32(0)
             for difference in (f32(f32(codes * scale) * amax) / bound - part).reshape(-1):
                 error = f32(error + abs(difference))
-            made.append(
+            candidates.append(
                 (error, (codes.astype(np.float64) * scale * f32(f32(1) / encode)).astype(f32))
             )
-        return made[1][1] if made[1][0] < made[0][0] else made[0][1]
+        return candidates[1][1] if candidates[1][0] < candidates[0][0] else candidates[0][1]
 
     return in_tiles(x, 1, 16, block)
 

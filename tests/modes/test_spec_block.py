@@ -190,9 +190,9 @@ def test_minmax_by_hand() -> None:
     assert spec_calibration.minmax_scale([recorded], "fp16") == 1670 / 2**14
     assert spec_calibration.minmax_scale([recorded]) == np.float32(12.945) / np.float32(127)
     rounds_twice = np.array([1.0024], np.float32)  # 1.00195 in float16, whose quotient is one lower
-    once = np.float16(rounds_twice[0] / np.float32(127))
+    rounded = np.float16(rounds_twice[0] / np.float32(127))
     assert spec_calibration.minmax_scale([rounds_twice], "fp16") == np.nextafter(
-        once, np.float16(0)
+        rounded, np.float16(0)
     )
 
 
@@ -233,7 +233,7 @@ def test_calibration_observes_the_fp32_block_and_runs_free() -> None:
     first, second, hadamard = random_layer(4), random_layer(5), hadamard_matrix(48)
     first["in_proj"][48:] *= 5  # z is beyond x, which shares its scale
     prompts = [random_hidden(i, 1, length, 24) for i, length in enumerate((30, 1, 17))]
-    found = spec_calibration.calibrate([first, second], prompts, hadamard, 0.99)
+    scales = spec_calibration.calibrate([first, second], prompts, hadamard, 0.99)
     plain = [plain_block(first, prompt, hadamard) for prompt in prompts]
     wide = {name: values.astype(np.float64) for name, values in first.items()}
     top = {site: max(np.abs(t[site]).max() for t in plain) for site in SITES}
@@ -253,12 +253,12 @@ def test_calibration_observes_the_fp32_block_and_runs_free() -> None:
         "s_u1": moving(conv, 1.0),
         "s_h": moving([plain_scan(t, wide)[1] for t in plain], 0.99),
     }
-    assert found[0].keys() == want.keys()
+    assert scales[0].keys() == want.keys()
     for name, value in want.items():
-        assert found[0][name] * 127 == pytest.approx(value, rel=1e-4), name
+        assert scales[0][name] * 127 == pytest.approx(value, rel=1e-4), name
     onward = [spec.block("fp32", first, {}, prompt, hadamard)["hidden"] for prompt in prompts]
-    assert found[1] == spec_calibration.scales_for(second, onward, hadamard, 0.99)
-    assert found[0] != spec_calibration.calibrate([first], prompts, hadamard, 0.99, "fp16")[0]
+    assert scales[1] == spec_calibration.scales_for(second, onward, hadamard, 0.99)
+    assert scales[0] != spec_calibration.calibrate([first], prompts, hadamard, 0.99, "fp16")[0]
 
 
 # Each step of the quantized block, from the taps before it -----------------------------------------
@@ -571,9 +571,9 @@ def test_equal_up_to_the_order_of_the_scan(a: str, b: str, m: int, seed: int) ->
     one, two = taps(a, m, seed), taps(b, m, seed)
     assert same(one, two, SITES[: SITES.index("scan")])
     ulp = np.spacing(np.abs(two["scan"]).astype(np.float16)).astype(np.float32)
-    apart = np.abs(one["scan"] - two["scan"])
-    assert (apart <= ulp + 1e-6).all()
-    assert (apart > 0).mean() < 1e-3
+    gaps = np.abs(one["scan"] - two["scan"])
+    assert (gaps <= ulp + 1e-6).all()
+    assert (gaps > 0).mean() < 1e-3
     assert error(one["out"], two["out"]) < 1e-5
 
 
@@ -694,9 +694,9 @@ def test_a_run_repeats_and_leaves_its_inputs_alone(mode: str) -> None:
     """I15."""
     on = case()
     before = [values.copy() for values in (*on.weights.values(), on.hidden, on.hadamard)]
-    again = run(mode, on)
-    assert same(again, taps(mode))
-    assert again["saturated"] == taps(mode)["saturated"]
+    second_run = run(mode, on)
+    assert same(second_run, taps(mode))
+    assert second_run["saturated"] == taps(mode)["saturated"]
     after = (*on.weights.values(), on.hidden, on.hadamard)
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
 

@@ -134,20 +134,20 @@ def test_a_mode_computes_what_its_formats_say(name: str, model: Model) -> None:
     at = "backbone.layers.1.mixer"
     source, mixer = (of.module.get_submodule(at) for of in (model, quantized.model))
     assert isinstance(source, MambaMixer)
-    taken: list[Tensor] = []
+    mixer_inputs: list[Tensor] = []
     handles = [
-        source.register_forward_pre_hook(lambda _m, args: taken.append(args[0])),
-        mixer.out_proj.register_forward_pre_hook(lambda _m, args: taken.append(args[0])),  # type: ignore[union-attr, operator]
+        source.register_forward_pre_hook(lambda _m, args: mixer_inputs.append(args[0])),
+        mixer.out_proj.register_forward_pre_hook(lambda _m, args: mixer_inputs.append(args[0])),  # type: ignore[union-attr, operator]
     ]
     with torch.no_grad():
         model(model.inputs[0][:, :32])
-        mixer(taken[0])
-        x, z = (half.double().numpy()[0] for half in source.in_proj(taken[0]).chunk(2, -1))
+        mixer(mixer_inputs[0])
+        x, z = (half.double().numpy()[0] for half in source.in_proj(mixer_inputs[0]).chunk(2, -1))
     for handle in handles:
         handle.remove()
     ranges = {part: largest(model, f"{at}.{part}") for part in ("conv1d", "scan")}
     expected = decoded(name, source, x, z, ranges)
-    errors = np.linalg.norm(taken[1][0].numpy() - expected, axis=-1)
+    errors = np.linalg.norm(mixer_inputs[1][0].numpy() - expected, axis=-1)
     errors /= np.linalg.norm(expected, axis=-1)
     # A code that the last bit decides moves a token more than float noise does.
     assert np.quantile(errors, 0.9) < 2e-5
@@ -156,16 +156,16 @@ def test_a_mode_computes_what_its_formats_say(name: str, model: Model) -> None:
 
 def largest(model: Model, module: str) -> Array:
     """The largest state of each channel on the calibration samples."""
-    seen: list[Tensor] = []
+    hidden_states: list[Tensor] = []
     mixer = model.module.get_submodule(module.rpartition(".")[0])
-    handle = mixer.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+    handle = mixer.register_forward_pre_hook(lambda _m, args: hidden_states.append(args[0]))
     with torch.no_grad():
         for sample in model.calibration_samples():
             model(sample)
     handle.remove()
     assert isinstance(mixer, MambaMixer)
     with torch.no_grad():
-        x = torch.cat([mixer.in_proj(hidden).chunk(2, -1)[0] for hidden in seen])
+        x = torch.cat([mixer.in_proj(hidden).chunk(2, -1)[0] for hidden in hidden_states])
         if module.endswith("conv1d"):
             return x.abs().amax((0, 1)).double().numpy()
         u = mixer.act(mixer.conv1d(x))
@@ -206,17 +206,17 @@ def test_tokens_chunks_and_batches_have_the_same_bits(name: str, model: Model) -
     mixer: Any = quantized.model.module.get_submodule("backbone.layers.1.mixer")
     generator = torch.Generator().manual_seed(0)
     sizes = {"x": 64, "u": 64, "dt": 64, "z": 64, "B": 16, "C": 16}
-    given = {at: torch.randn(3, 48, n, generator=generator) for at, n in sizes.items()}
+    inputs = {at: torch.randn(3, 48, n, generator=generator) for at, n in sizes.items()}
     with torch.no_grad():
-        whole = served(mixer, given, [48])
+        whole = served(mixer, inputs, [48])
         for chunks in ([1] * 48, [16, 1, 1, 30]):
-            assert all(map(torch.equal, served(mixer, given, chunks), whole))
-        alone = served(mixer, {at: x[2:] for at, x in given.items()}, [48])
+            assert all(map(torch.equal, served(mixer, inputs, chunks), whole))
+        alone = served(mixer, {at: x[2:] for at, x in inputs.items()}, [48])
         assert all(torch.equal(a, b[2:]) for a, b in zip(alone, whole, strict=True))
         # Random rounding repeats, also in a network that is made anew.
-        again: Any = modes.apply(modes.find_mode(name, "mamba"), model).model.module
-        assert torch.equal(again(model.inputs[0]), quantized.model(model.inputs[0]))
-        assert not torch.equal(again(model.inputs[0]), model(model.inputs[0]))
+        second_network: Any = modes.apply(modes.find_mode(name, "mamba"), model).model.module
+        assert torch.equal(second_network(model.inputs[0]), quantized.model(model.inputs[0]))
+        assert not torch.equal(second_network(model.inputs[0]), model(model.inputs[0]))
 
 
 def test_a_network_decodes_with_its_quantized_states(model: Model) -> None:
@@ -280,12 +280,12 @@ def test_draws_are_even_and_independent() -> None:
 
 
 def test_draws_that_are_not_kept_follow_those_that_are() -> None:
-    kept = Draws(site_key(SITE, 0))
+    draws = Draws(site_key(SITE, 0))
     for first in (0, 1020, 5000):
-        part = kept.of_tokens(first, 8, 1024, torch.device("cpu"))
+        part = draws.of_tokens(first, 8, 1024, torch.device("cpu"))
         expected = definition.draws(SITE, 0, range(first, first + 8), (1024,))[:, 0]
         assert np.array_equal(expected, part.numpy()), first
-    narrow = kept.of_tokens(3, 2, 5, torch.device("cpu")).numpy()
+    narrow = draws.of_tokens(3, 2, 5, torch.device("cpu")).numpy()
     assert np.array_equal(narrow, definition.draws(SITE, 0, [3, 4], (5,))[:, 0])
 
 

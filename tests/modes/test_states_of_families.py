@@ -192,8 +192,8 @@ def test_a_cache_that_is_copied_or_reset_goes_on_or_begins_anew() -> None:
         after = [network(ids[:, 9:12], past_key_values=c).logits for c in (begun, other)]
         assert torch.equal(*after)
         begun.reset()
-        again = network(ids[:, :9], past_key_values=begun).logits
-        assert torch.equal(again, network(ids[:, :9]).logits)
+        new_logits = network(ids[:, :9], past_key_values=begun).logits
+        assert torch.equal(new_logits, network(ids[:, :9]).logits)
 
 
 def test_a_mode_of_one_state_leaves_the_other_as_it_is() -> None:

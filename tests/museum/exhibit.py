@@ -125,8 +125,8 @@ class Exhibit:
         packed: list[Any] = []
         for position, argument in enumerate(arguments):
             pack = self.options.get("pack", {}).get(position)
-            taken = argument if pack is None else pack(argument)
-            packed += taken if isinstance(taken, tuple) else [taken]
+            packed_argument = argument if pack is None else pack(argument)
+            packed += packed_argument if isinstance(packed_argument, tuple) else [packed_argument]
         actual = kernel(*packed)
         unpack = self.options.get("unpack")
         return (actual if unpack is None else unpack(actual)).float()

@@ -116,10 +116,10 @@ def _panel(title: str, levels: Tensor, left: float) -> str:
 def _legend(top: float) -> str:
     parts = [f'<text x="{GAP}" y="{top}">error / RMS:</text>']
     for level, name in enumerate(NAMES):
-        left = GAP + 84 + level * 84
+        x_offset = GAP + 84 + level * 84
         parts.append(
-            f'<rect class="s{level}" x="{left}" y="{top - 10}" width="12" height="12"/>'
-            f'<rect class="frame" x="{left}" y="{top - 10}" width="12" height="12"/>'
-            f'<text x="{left + 16}" y="{top}">{escape(name)}</text>'
+            f'<rect class="s{level}" x="{x_offset}" y="{top - 10}" width="12" height="12"/>'
+            f'<rect class="frame" x="{x_offset}" y="{top - 10}" width="12" height="12"/>'
+            f'<text x="{x_offset + 16}" y="{top}">{escape(name)}</text>'
         )
     return "\n".join(parts)

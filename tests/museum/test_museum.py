@@ -70,16 +70,16 @@ def test_there_are_exhibits_of_every_kind() -> None:
 def test_page_and_pictures_are_what_a_run_makes() -> None:
     outcomes = [visit(exhibit, seeds=1) for exhibit in EXHIBITS]
     page = PAGE.read_text(encoding="utf-8")
-    made = replace_made(page, make_page(outcomes))
-    assert _without_figures(made) == _without_figures(page), (
+    new_page = replace_made(page, make_page(outcomes))
+    assert _without_figures(new_page) == _without_figures(page), (
         "docs/museum.md is stale; run `python -m tests.museum.tour --write`"
     )
     title = "{http://www.w3.org/2000/svg}title"
     for kind, its in by_kind(outcomes).items():
         stored = ElementTree.fromstring((PICTURES / f"{kind}.svg").read_text(encoding="utf-8"))
-        drawn = ElementTree.fromstring(draw_exhibit(choose_drawn(its).exhibit))
-        assert stored.findtext(title) == drawn.findtext(title), "run tests.museum.tour --write"
-        assert len(drawn.findall("{http://www.w3.org/2000/svg}rect")) > 20
+        picture = ElementTree.fromstring(draw_exhibit(choose_drawn(its).exhibit))
+        assert stored.findtext(title) == picture.findtext(title), "run tests.museum.tour --write"
+        assert len(picture.findall("{http://www.w3.org/2000/svg}rect")) > 20
     loosest = [outcome for outcome in outcomes if outcome.passed["cos > 0.97"]]
     assert len(loosest) > 1, "the museum shows nothing that a published limit lets through"
     assert all(outcome.first_line for outcome in loosest)
@@ -92,12 +92,12 @@ def test_other_pages_count_what_the_page_counts(name: str) -> None:
         r"^\| cos > 0.95 \| (\d+) of (\d+) ", PAGE.read_text(encoding="utf-8"), re.M
     )
     text = (root / name).read_text(encoding="utf-8")
-    both = r"\[(?P<of>\d+) published bugs\]\(docs/museum.md\), (?P<pass>\d+) of which pass a cosine of 0.95"
-    said = re.search(both, text) or re.search(
+    claim = r"\[(?P<of>\d+) published bugs\]\(docs/museum.md\), (?P<pass>\d+) of which pass a cosine of 0.95"
+    match = re.search(claim, text) or re.search(
         r"\[(?P<pass>\d+) of (?P<of>\d+) published bugs\]\(museum.md\) pass a cosine of 0.95", text
     )
-    assert said
-    assert (said["pass"], said["of"]) == counted
+    assert match
+    assert (match["pass"], match["of"]) == counted
 
 
 def _without_figures(text: str) -> str:

@@ -159,8 +159,8 @@ def make_section(kind: str, outcomes: Sequence[Outcome]) -> str:
 
 def choose_drawn(outcomes: Sequence[Outcome]) -> Outcome:
     """Choose the exhibit of a kind's picture: damage at drawn values that most limits let pass."""
-    shown = [outcome for outcome in outcomes if outcome.damage != UNSEEN] or list(outcomes)
-    return max(shown, key=lambda outcome: sum(outcome.passed.values()) / len(outcome.passed))
+    visible = [outcome for outcome in outcomes if outcome.damage != UNSEEN] or list(outcomes)
+    return max(visible, key=lambda outcome: sum(outcome.passed.values()) / len(outcome.passed))
 
 
 def name_passed(outcome: Outcome) -> str:
@@ -177,20 +177,20 @@ def make_page(outcomes: Sequence[Outcome]) -> str:
         "inputs: `check_kernel` derives rows of zeros, NaN and other lengths. A picture shows the errors "
         "of one right and one faulty result, element by element, relative to the RMS."
     )
-    sections = [make_section(kind, shown) for kind, shown in by_kind(outcomes).items()]
+    sections = [make_section(kind, group) for kind, group in by_kind(outcomes).items()]
     return "\n\n".join([summarize(outcomes), legend, *sections])
 
 
 def by_kind(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     """Group outcomes by kind, in the order of KINDS."""
     groups = {kind: [o for o in outcomes if o.exhibit.kind == kind] for kind in KINDS}
-    return {kind: shown for kind, shown in groups.items() if shown}
+    return {kind: group for kind, group in groups.items() if group}
 
 
 def replace_made(page: str, made: str) -> str:
     """Put what was made between the two marks of the page."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    before, _, tail = page.partition(BEGIN)
+    _, _, after = tail.partition(END)
     return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
 
 
@@ -198,8 +198,8 @@ def write_page(outcomes: Sequence[Outcome]) -> None:
     text = replace_made(PAGE.read_text(encoding="utf-8"), make_page(outcomes))
     PAGE.write_text(text, encoding="utf-8")
     PICTURES.mkdir(exist_ok=True)
-    for kind, shown in by_kind(outcomes).items():
-        picture = draw_exhibit(choose_drawn(shown).exhibit)
+    for kind, group in by_kind(outcomes).items():
+        picture = draw_exhibit(choose_drawn(group).exhibit)
         (PICTURES / f"{kind}.svg").write_text(picture, encoding="utf-8")
 
 

@@ -140,9 +140,9 @@ def test_filters_narrow_the_rows_and_say_how_many(opened_page: Opened) -> None:
 def test_text_finds_a_gate_by_all_that_failed_in_it(browser: Browser, tmp_path: Path) -> None:
     records = list(made_records(12, failing=1))
     failed = next(record for record in records if not record["passed"])
-    for place in ("x_proj:weight", "dt_proj:weight"):
-        checks = [{**each, "times": 1.01} for each in failed["checks"]]
-        records.append({**failed, "site": f"layers.0.mixer.{place}", "checks": checks})
+    for site_name in ("x_proj:weight", "dt_proj:weight"):
+        checks = [{**check, "times": 1.01} for check in failed["checks"]]
+        records.append({**failed, "site": f"layers.0.mixer.{site_name}", "checks": checks})
     html = gate_page(run_of_records(made_header(), records), plots="none")
     with opened(browser, written(tmp_path / "x.html", html)) as it:
         for words in ("x_proj:weight", "layers.0.mixer.dt_proj:weight"):
@@ -182,8 +182,8 @@ def test_a_filtered_and_sorted_table_is_in_the_address(browser: Browser, path: P
 
 
 def numbers(texts: list[str]) -> list[float]:
-    found = (re.search(r"[\d.]+(e[-+]\d+)?", text) for text in texts)
-    return [float(each[0]) for each in found if each]
+    matches = (re.search(r"[\d.]+(e[-+]\d+)?", text) for text in texts)
+    return [float(match[0]) for match in matches if match]
 
 
 @pytest.mark.parametrize("name", ["value", "limit", "margin", "seconds"])
@@ -257,24 +257,24 @@ def compared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_runs_are_compared_and_the_view_is_in_the_address(
     browser: Browser, compared_path: Path
 ) -> None:
-    shown = "#compared tbody tr:not([hidden]) td:first-child"
+    selector = "#compared tbody tr:not([hidden]) td:first-child"
     with opened(browser, compared_path) as it:
         page = it.page
         expect(page.locator("h1")).to_contain_text("passed in base")
         expect(page.locator("#comparison table").first.locator("tbody tr")).to_have_count(2)
         page.select_option("select[name=change]", "broke")
         expect(page.locator("#comparison output")).to_have_text("6 of 120 shown")
-        assert set(page.locator(shown).all_inner_texts()) == {"broke"}
+        assert set(page.locator(selector).all_inner_texts()) == {"broke"}
         page.click("#compared button:text-is('moved')")
         address = page.url
         assert "table=compared" in address
         assert page.get_attribute("#comparison a.here", "href") == f"#{address.partition('#')[2]}"
-        rows = page.locator(shown).locator("xpath=..").all_inner_texts()
+        rows = page.locator(selector).locator("xpath=..").all_inner_texts()
         expect(page.locator("#gates output")).to_have_text("60 of 60 shown")
     with opened(browser, compared_path) as it:
         it.page.goto(address)
         it.page.reload()
-        assert it.page.locator(shown).locator("xpath=..").all_inner_texts() == rows
+        assert it.page.locator(selector).locator("xpath=..").all_inner_texts() == rows
         assert it.page.input_value("select[name=change]") == "broke"
         assert it.complaints == []
 

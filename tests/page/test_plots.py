@@ -260,37 +260,37 @@ def test_a_picture_is_as_it_was(name: str) -> None:
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_picture_is_small_sharp_and_said(name: str) -> None:
     svg = DRAWN[name]()
-    drawn = Drawn(svg)
+    picture = Drawn(svg)
     assert len(svg.encode()) < 6_000
-    assert drawn.root.attrib["role"] == "img"
-    said = drawn.root.attrib["aria-label"]
-    assert said.startswith(drawn.title)
-    assert re.search(r"\d", said.removeprefix(drawn.title))
+    assert picture.root.attrib["role"] == "img"
+    label = picture.root.attrib["aria-label"]
+    assert label.startswith(picture.title)
+    assert re.search(r"\d", label.removeprefix(picture.title))
     assert " id=" not in svg
     assert "nan" not in svg
     assert "inf" not in svg
-    sizes = [float(e.attrib["font-size"]) for e in drawn.root.iter() if "font-size" in e.attrib]
+    sizes = [float(e.attrib["font-size"]) for e in picture.root.iter() if "font-size" in e.attrib]
     assert min(sizes) >= 11
     assert not re.search(r"(?:fill|stroke)=\"#", svg), "a color that does not follow the page"
-    drawn_paths = " ".join(e.attrib["d"] for e in drawn.root.iter("path")).replace("h.01", "")
+    drawn_paths = " ".join(e.attrib["d"] for e in picture.root.iter("path")).replace("h.01", "")
     assert not re.search(r"\.\d\d", drawn_paths), "more decimals than can be seen"
 
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_no_words_leave_the_picture_or_meet(name: str) -> None:
-    drawn = Drawn(DRAWN[name]())
-    taken: list[tuple[float, float, float, float]] = []
-    for element in drawn.root.iter("text"):
+    picture = Drawn(DRAWN[name]())
+    spans: list[tuple[float, float, float, float]] = []
+    for element in picture.root.iter("text"):
         size = float(element.attrib.get("font-size", 11))
         bold = _svg.BOLD if "font-weight" in element.attrib else 1
         wide = 0.93 * bold * _svg.text_width(element.text or "", size)
         x, y = float(element.attrib["x"]), float(element.attrib["y"])
-        left = x - wide * {"middle": 0.5, "end": 1.0}.get(element.get("text-anchor", ""), 0.0)
-        assert left >= -1, element.text
-        assert left + wide <= 341, element.text
-        for a, b, c, d in taken:
-            assert left >= b or left + wide <= a or y - 9 >= d or y <= c, element.text
-        taken.append((left, left + wide, y - 8, y))
+        start = x - wide * {"middle": 0.5, "end": 1.0}.get(element.get("text-anchor", ""), 0.0)
+        assert start >= -1, element.text
+        assert start + wide <= 341, element.text
+        for a, b, c, d in spans:
+            assert start >= b or start + wide <= a or y - 9 >= d or y <= c, element.text
+        spans.append((start, start + wide, y - 8, y))
 
 
 def test_an_image_of_its_own_brings_its_colors_and_a_ground() -> None:
@@ -396,58 +396,66 @@ def test_names_at_the_ends_of_lines_keep_their_distance() -> None:
 
 def test_the_histogram_has_the_counts_given() -> None:
     picture = errors()
-    drawn = Drawn(error_histogram(picture))  # type: ignore[arg-type]
-    bars = [box for d in drawn.paths(fill="var") for box in boxes(d)]
+    parsed = Drawn(error_histogram(picture))  # type: ignore[arg-type]
+    bars = [box for d in parsed.paths(fill="var") for box in boxes(d)]
     inside = sorted(box for box in bars if box[2] > 13)
-    assert near([value_at(drawn.y, y) for _, y, *_ in inside], picture["bins"]["counts"])
+    assert near([value_at(parsed.y, y) for _, y, *_ in inside], picture["bins"]["counts"])
     assert near(
-        [value_at(drawn.x, x) for x, *_ in inside],
+        [value_at(parsed.x, x) for x, *_ in inside],
         [-0.04 + 0.08 * k / 7 for k in range(7)],
         floor=2e-4,
     )
     assert len(bars) - len(inside) == 2
-    assert "← 1 beyond" in drawn.words
-    assert "2 beyond →" in drawn.words
-    assert "below 0: 50 %" in drawn.words
+    assert "← 1 beyond" in parsed.words
+    assert "2 beyond →" in parsed.words
+    assert "below 0: 50 %" in parsed.words
 
 
 def test_a_histogram_with_one_high_bin_has_a_logarithmic_axis() -> None:
     counts = [1, 0, 5, 90_000, 7, 12, 1]
-    drawn = Drawn(error_histogram(bins(counts)))  # type: ignore[arg-type]
-    assert drawn.y.kind == "log"
-    bars = sorted(box for d in drawn.paths(fill="var") for box in boxes(d))
-    assert near([value_at(drawn.y, y) for _, y, *_ in bars], [c for c in counts if c], rel=0.1)
+    picture = Drawn(error_histogram(bins(counts)))  # type: ignore[arg-type]
+    assert picture.y.kind == "log"
+    bars = sorted(box for d in picture.paths(fill="var") for box in boxes(d))
+    assert near([value_at(picture.y, y) for _, y, *_ in bars], [c for c in counts if c], rel=0.1)
 
 
 def test_errors_of_zero_are_one_bar_at_zero() -> None:
-    drawn = Drawn(error_histogram(bins([500], edge=0.0)))  # type: ignore[arg-type]
-    (bar,) = [box for d in drawn.paths(fill="var") for box in boxes(d)]
-    assert value_at(drawn.x, bar[0] + bar[2] / 2) == pytest.approx(0, abs=0.01)
-    assert drawn.title == "No error: all 500 elements are exact"
+    picture = Drawn(error_histogram(bins([500], edge=0.0)))  # type: ignore[arg-type]
+    (bar,) = [box for d in picture.paths(fill="var") for box in boxes(d)]
+    assert value_at(picture.x, bar[0] + bar[2] / 2) == pytest.approx(0, abs=0.01)
+    assert picture.title == "No error: all 500 elements are exact"
 
 
 def test_the_density_has_the_cells_given() -> None:
-    given = [(0, 0, 3), (1, 1, 300), (2, 1, 300), (3, 1, 300), (3, 2, 40), (39, 39, 1), (20, 0, 9)]
-    picture = cells(*(n for cell in given for n in cell))
-    drawn = Drawn(density(picture))  # type: ignore[arg-type]
+    entries = [
+        (0, 0, 3),
+        (1, 1, 300),
+        (2, 1, 300),
+        (3, 1, 300),
+        (3, 2, 40),
+        (39, 39, 1),
+        (20, 0, 9),
+    ]
+    picture = cells(*(n for cell in entries for n in cell))
+    parsed = Drawn(density(picture))  # type: ignore[arg-type]
     drawn_cells = {}
-    for path in drawn.data.iter("path"):
+    for path in parsed.data.iter("path"):
         if "data-from" not in path.attrib:
             continue
         for x, y, long in re.findall(r"M(\d+) (\d+)h(\d+)", path.attrib["d"]):
             for column in range(int(x), int(x) + int(long)):
                 drawn_cells[column, int(y)] = int(path.attrib["data-from"])
     bounds = shades(300)
-    assert drawn_cells == {(x, y): max(b for b in bounds if b <= count) for x, y, count in given}
-    heat = next(g for g in drawn.data.iter("g") if "transform" in g.attrib)
+    assert drawn_cells == {(x, y): max(b for b in bounds if b <= count) for x, y, count in entries}
+    heat = next(g for g in parsed.data.iter("g") if "transform" in g.attrib)
     start, bottom, wide, high = (
         float(n) for n in re.findall(r"-?\d+\.?\d*", heat.attrib["transform"])
     )
     # A cell's middle, through the transformation and back through the axes.
     for cell in (0, 13, 39):
         value = math.sinh(4.0 * (2 * cell + 1 - 40) / 40)
-        assert value_at(drawn.x, start + wide * (cell + 0.5)) == pytest.approx(value, rel=0.01)
-        assert value_at(drawn.y, bottom + high * cell) == pytest.approx(value, rel=0.01)
+        assert value_at(parsed.x, start + wide * (cell + 0.5)) == pytest.approx(value, rel=0.01)
+        assert value_at(parsed.y, bottom + high * cell) == pytest.approx(value, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -459,24 +467,24 @@ def test_shades_are_few_and_round(most: int, bounds: list[int]) -> None:
 
 
 def test_channels_have_the_shares_given() -> None:
-    drawn = Drawn(worst_channels(errors()))  # type: ignore[arg-type]
-    (d,) = drawn.paths(fill="--orange")
+    picture = Drawn(worst_channels(errors()))  # type: ignore[arg-type]
+    (d,) = picture.paths(fill="--orange")
     bars = boxes(d)
     assert near(
-        [value_at(drawn.x, x + wide) for x, _, wide, _ in bars], [0.3, 0.15, 0.1], floor=0.002
+        [value_at(picture.x, x + wide) for x, _, wide, _ in bars], [0.3, 0.15, 0.1], floor=0.002
     )
-    assert {"channel 17", "channel 3", "channel 90", "0.012", "no energy"} <= set(drawn.words)
+    assert {"channel 17", "channel 3", "channel 90", "0.012", "no energy"} <= set(picture.words)
 
 
 def test_octaves_have_the_shares_given() -> None:
     picture = errors()
-    drawn = Drawn(error_by_magnitude(picture))  # type: ignore[arg-type]
+    parsed = Drawn(error_by_magnitude(picture))  # type: ignore[arg-type]
     octaves = picture["octaves"]
-    (bars,) = drawn.paths(data_bars="error")
-    assert near([value_at(drawn.y, y) for _, y, *_ in boxes(bars)], octaves["error"], floor=0.003)
-    (line,) = drawn.paths(data_line="energy")
+    (bars,) = parsed.paths(data_bars="error")
+    assert near([value_at(parsed.y, y) for _, y, *_ in boxes(bars)], octaves["error"], floor=0.003)
+    (line,) = parsed.paths(data_line="energy")
     steps = [
-        (value_at(drawn.x, x), value_at(drawn.y, y)) for x, y in places(line.replace("L", "M"))
+        (value_at(parsed.x, x), value_at(parsed.y, y)) for x, y in places(line.replace("L", "M"))
     ]
     assert near([y for _, y in steps[::2]], octaves["energy"], floor=0.003)
     assert near([x for x, _ in steps[::2]], [-3, -2, -1, 0, 1], floor=0.03)
@@ -487,18 +495,20 @@ def test_octaves_have_the_shares_given() -> None:
 
 def test_the_curve_has_the_levels_given_and_its_marks() -> None:
     levels = [(-4.0, 0.0), *CURVE]
-    drawn = Drawn(sweep_curve(sweep(levels, -1.0, 1.0)))  # type: ignore[arg-type]
-    (line,) = drawn.paths(stroke="--blue", stroke_width="1.4")
-    assert near(drawn.line(line), CURVE, floor=0.03)
-    (dots,) = drawn.paths(stroke="--blue", stroke_linecap="round")
+    picture = Drawn(sweep_curve(sweep(levels, -1.0, 1.0)))  # type: ignore[arg-type]
+    (line,) = picture.paths(stroke="--blue", stroke_width="1.4")
+    assert near(picture.line(line), CURVE, floor=0.03)
+    (dots,) = picture.paths(stroke="--blue", stroke_linecap="round")
     assert near(
-        [(value_at(drawn.x, x), value_at(drawn.y, y)) for x, y in places(dots)], levels, floor=0.03
+        [(value_at(picture.x, x), value_at(picture.y, y)) for x, y in places(dots)],
+        levels,
+        floor=0.03,
     )
-    (star,) = drawn.paths(fill="--green")
-    (diamond,) = drawn.paths(fill="--orange")
-    assert drawn.line(star[: star.index("m")]) == [pytest.approx((-1.0, 2.5e-4), rel=0.03)]
-    assert drawn.line(diamond[: diamond.index("m")]) == [pytest.approx((1.0, 8e-3), rel=0.03)]
-    assert {"★ recommended", "◆ accepted"} <= set(drawn.words)
+    (star,) = picture.paths(fill="--green")
+    (diamond,) = picture.paths(fill="--orange")
+    assert picture.line(star[: star.index("m")]) == [pytest.approx((-1.0, 2.5e-4), rel=0.03)]
+    assert picture.line(diamond[: diamond.index("m")]) == [pytest.approx((1.0, 8e-3), rel=0.03)]
+    assert {"★ recommended", "◆ accepted"} <= set(picture.words)
 
 
 @pytest.mark.parametrize("accepted", [None, -10.5, 11.5, 12.0])
@@ -506,29 +516,31 @@ def test_the_curve_has_the_levels_given_and_its_marks() -> None:
 def test_the_finding_of_a_curve_is_never_cut(name: str, accepted: float | None) -> None:
     levels = [(-10.5, 1.234e-10), (11.5, 2.345e-8)]
     picture = sweep(levels, -10.5, accepted) | {"format": name}
-    drawn = Drawn(sweep_curve(picture))  # type: ignore[arg-type]
-    assert drawn.title == sweep_finding(picture)  # type: ignore[arg-type]
+    parsed = Drawn(sweep_curve(picture))  # type: ignore[arg-type]
+    assert parsed.title == sweep_finding(picture)  # type: ignore[arg-type]
 
 
 def test_magnitudes_have_the_counts_and_the_range_given() -> None:
-    drawn = Drawn(magnitude_histogram(magnitudes()))  # type: ignore[arg-type]
-    (bars,) = drawn.paths(data_bars="counts")
+    picture = Drawn(magnitude_histogram(magnitudes()))  # type: ignore[arg-type]
+    (bars,) = picture.paths(data_bars="counts")
     assert near(
-        [value_at(drawn.y, y) for _, y, *_ in boxes(bars)], [1, 20, 300, 4000, 2000, 7], rel=0.05
+        [value_at(picture.y, y) for _, y, *_ in boxes(bars)], [1, 20, 300, 4000, 2000, 7], rel=0.05
     )
-    assert near([value_at(drawn.x, x) for x, *_ in boxes(bars)], [-4, -3, -2, -1, 0, 2], floor=0.05)
-    (lines,) = drawn.paths(stroke="--red")
-    assert near([value_at(drawn.x, x) for x, _ in places(lines)], [-2.0, 1.81], floor=0.03)
-    assert {"0.3 % flushed", "0.1 % clipped", "zeros 0.2 %"} <= set(drawn.words)
+    assert near(
+        [value_at(picture.x, x) for x, *_ in boxes(bars)], [-4, -3, -2, -1, 0, 2], floor=0.05
+    )
+    (lines,) = picture.paths(stroke="--red")
+    assert near([value_at(picture.x, x) for x, _ in places(lines)], [-2.0, 1.81], floor=0.03)
+    assert {"0.3 % flushed", "0.1 % clipped", "zeros 0.2 %"} <= set(picture.words)
 
 
 def test_octaves_too_many_to_draw_are_summed() -> None:
     counts = [1 + at % 5 for at in range(2098)]
-    drawn = Drawn(magnitude_histogram(magnitudes(low=-1074, counts=counts)))  # type: ignore[arg-type]
-    (bars,) = drawn.paths(data_bars="counts")
-    heights = [value_at(drawn.y, y) for _, y, *_ in boxes(bars)]
+    picture = Drawn(magnitude_histogram(magnitudes(low=-1074, counts=counts)))  # type: ignore[arg-type]
+    (bars,) = picture.paths(data_bars="counts")
+    heights = [value_at(picture.y, y) for _, y, *_ in boxes(bars)]
     assert near(heights, [sum(counts[at : at + 16]) for at in range(0, 2098, 16)], rel=0.05)
-    assert "elements in 16 octaves" in drawn.words
+    assert "elements in 16 octaves" in picture.words
 
 
 # Findings --------------------------------------------------------------------------------------
@@ -633,17 +645,19 @@ def test_a_plot_says_what_it_shows(
 
 def test_growth_has_the_errors_given_with_gaps_and_zeros() -> None:
     carried, local = [0.0, 1e-4, None, 3e-3, 4e-3], [0.0, 1e-4, 2e-4, None, 1e-5]
-    drawn = Drawn(error_growth([growth("2-1", carried, local)]))
+    picture = Drawn(error_growth([growth("2-1", carried, local)]))
     solid, dashed = (
-        next(p.attrib["d"] for p in drawn.data.iter("path") if ("stroke-width" in p.attrib) == wide)
+        next(
+            p.attrib["d"] for p in picture.data.iter("path") if ("stroke-width" in p.attrib) == wide
+        )
         for wide in (True, False)
     )
     for d, values in ((solid, carried), (dashed, local)):
         expected = [(at, value) for at, value in enumerate(values) if value is not None]
-        assert near(drawn.line(d), expected, floor=0.02)
+        assert near(picture.line(d), expected, floor=0.02)
         assert d.count("M") == 2
-    assert drawn.y.zero is not None
-    assert {"0", "1", "2", "3", "4", "layers.N", "carried", "local"} <= set(drawn.words)
+    assert picture.y.zero is not None
+    assert {"0", "1", "2", "3", "4", "layers.N", "carried", "local"} <= set(picture.words)
 
 
 def test_growth_of_many_modes_highlights_the_worst_and_stays_bounded() -> None:
@@ -651,11 +665,11 @@ def test_growth_of_many_modes_highlights_the_worst_and_stays_bounded() -> None:
     begun = time.thread_time()
     svg = error_growth(lines)
     assert time.thread_time() - begun < 1
-    drawn = Drawn(svg)
-    assert "31 other modes" in drawn.words
-    assert [f"mode {at}" in drawn.words for at in (34, 33, 32, 31, 30)] == [True] * 4 + [False]
+    picture = Drawn(svg)
+    assert "31 other modes" in picture.words
+    assert [f"mode {at}" in picture.words for at in (34, 33, 32, 31, 30)] == [True] * 4 + [False]
     assert len(svg) < 40_000
-    numbers = [int(word) for word in drawn.words if word.isdecimal()]
+    numbers = [int(word) for word in picture.words if word.isdecimal()]
     assert {0, 95} <= set(numbers)
     assert len(numbers) < 15
 

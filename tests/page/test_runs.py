@@ -46,8 +46,8 @@ def test_pictures_are_kept_of_the_worst_gates_alone(monkeypatch: pytest.MonkeyPa
     for most in (12, 6, 1):
         monkeypatch.setattr("qgate.page.runs.MOST_DRAWN", most)
         run = made_run(40, failing=3)
-        kept = [gate.node for gate in run.gates if "pictures" in gate.record]
-        assert kept == with_pictures[:most]
+        pictured = [gate.node for gate in run.gates if "pictures" in gate.record]
+        assert pictured == with_pictures[:most]
 
 
 # Other tests --------------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ def test_the_texts_of_a_green_run(width: int) -> None:
 def test_the_cause_comes_first_then_counts_and_other_causes() -> None:
     other = record("fine", 9.9e-5, mode="1")
     # Each in a mode of its own, so that none follows from another.
-    alone = [{**stored(each), "mode": f"m{number}"} for number, each in enumerate(MIXED)]
+    alone = [{**stored(entry), "mode": f"m{number}"} for number, entry in enumerate(MIXED)]
     lines = summary(Tally([*alone, other]), 150)
     texts = [line.text for line in lines]
     assert texts[0].startswith("cause: count (tiny, mode m7) is out of its limit: nonfinite 2")
@@ -231,8 +231,8 @@ def test_the_cause_comes_first_then_counts_and_other_causes() -> None:
 def test_failures_that_follow_are_folded() -> None:
     later = [record(f"layers.{n}:output", 1.0, order=n, layer=f"layers.{n}") for n in range(2, 6)]
     cause = record("layers.2.up:output", 3e-4, order=2, layer="layers.2", scope="local")
-    for each in (cause, *later):
-        each["node"] = f"test[{each['layer']}]"
+    for failure in (cause, *later):
+        failure["node"] = f"test[{failure['layer']}]"
     texts = [line.text for line in summary(Tally([*later, cause]), 150)]
     assert texts[0].startswith("cause: layers.2.up:output (tiny, mode 2-1) is out of its limit: ")
     assert "; follow from it: 3 layers" in " ".join(" ".join(texts[:2]).split())

@@ -63,13 +63,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("recorded")
     for model, modes in ((LLAMA, ("int8", "fp16")), (MAMBA, ("int8", "2-1"))):
         bench = SharedBench(ModelSetup(model, sampling=SAMPLING))
-        made = ModelGates(bench, folder, Policy(), updating="all", plots="worst")
+        model_gates = ModelGates(bench, folder, Policy(), updating="all", plots="worst")
         for mode in modes:
-            found = mode_of(made.bench, mode)
-            for layer in made.bench.layers:
-                made.layer("layer_outputs", found, layer)
-            made.task("task", found)
-        made.commit()
+            bench_mode = mode_of(model_gates.bench, mode)
+            for layer in model_gates.bench.layers:
+                model_gates.layer("layer_outputs", bench_mode, layer)
+            model_gates.task("task", bench_mode)
+        model_gates.commit()
     return folder
 
 
@@ -83,16 +83,16 @@ def project(pytester: pytest.Pytester, recorded: Path) -> Path:
 @pytest.fixture(scope="session")
 def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
     """Give projects of one name the same baselines, which the first of them records."""
-    kept: dict[str, Path] = {}
+    recordings: dict[str, Path] = {}
 
     def record(name: str, project: Path, run: Callable[[], pytest.RunResult]) -> None:
-        if name in kept:
-            shutil.copytree(kept[name], project / "baselines", dirs_exist_ok=True)
+        if name in recordings:
+            shutil.copytree(recordings[name], project / "baselines", dirs_exist_ok=True)
             return
         result = run()
         assert result.ret == pytest.ExitCode.OK, result.stdout.str()
-        kept[name] = tmp_path_factory.mktemp("kept") / "baselines"
-        shutil.copytree(project / "baselines", kept[name])
+        recordings[name] = tmp_path_factory.mktemp("kept") / "baselines"
+        shutil.copytree(project / "baselines", recordings[name])
 
     return record
 
@@ -156,10 +156,10 @@ def suites(pytester: pytest.Pytester, project: Path) -> Run:  # noqa: ARG001
     def run(
         *options: str, alone: bool = False, paths: Sequence[str] = ("suites",)
     ) -> pytest.RunResult:
-        given = list(options)
-        given += [] if "--mode" in given else ["--mode", "int8"]
-        given += [] if "--model" in given else ["--model", LLAMA]
-        short = [each for each in SHORT if each.partition("=")[0] not in given]
-        return starts[alone](pytester, *paths, *short, *given)
+        chosen = list(options)
+        chosen += [] if "--mode" in chosen else ["--mode", "int8"]
+        chosen += [] if "--model" in chosen else ["--model", LLAMA]
+        short = [option for option in SHORT if option.partition("=")[0] not in chosen]
+        return starts[alone](pytester, *paths, *short, *chosen)
 
     return run

@@ -85,10 +85,10 @@ class SharedBench(Bench):
         if mode.name in self._measured or computed is None:
             return super().measure(mode)
         key = mode, self.pictures
-        drawn = computed.measured.get((mode, True))
-        if drawn is not None and key not in computed.measured:
-            rows = [replace(row, pictures=()) for row in drawn["_measured"][mode.name]]
-            computed.measured[key] = {**drawn, "_measured": {mode.name: rows}}
+        pictured = computed.measured.get((mode, True))
+        if pictured is not None and key not in computed.measured:
+            rows = [replace(row, pictures=()) for row in pictured["_measured"][mode.name]]
+            computed.measured[key] = {**pictured, "_measured": {mode.name: rows}}
         if key in computed.measured:
             self.progress(f"mode {mode.name} of {self.model.name}")
             for name, of in computed.measured[key].items():

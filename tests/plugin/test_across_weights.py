@@ -106,8 +106,8 @@ def test_what_else_is_deselected_never_takes_the_error_along(
 
 @pytest.mark.usefixtures("net")
 def test_gates_of_other_models_run(suites: Run) -> None:
-    both = (*MODEL_OF_OURS, "--model", LLAMA, "--mode", "int8")
-    result = suites(*both, "--layers", "first", "-k", "layer_outputs")
+    arguments = (*MODEL_OF_OURS, "--model", LLAMA, "--mode", "int8")
+    result = suites(*arguments, "--layers", "first", "-k", "layer_outputs")
     outcomes = result.parseoutcomes()
     assert (outcomes["errors"], outcomes["passed"]) == (1, 1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED

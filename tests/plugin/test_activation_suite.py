@@ -67,13 +67,13 @@ def test_what_makes_a_model_harder_to_quantize_fails(gates: Gates, name: str) ->
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     failed = result.parseoutcomes()["failed"]
     assert 1 <= failed <= 5
-    shown = result.stdout.str()
-    assert "activations-mine" in shown
+    output = result.stdout.str()
+    assert "activations-mine" in output
     if name == "not a number":
-        assert "non-finite values" in shown
+        assert "non-finite values" in output
     elif name != "a massive token":
-        assert "test_activations[mine.py:build-layers.1]" in shown
-        assert "[mine.py:build-layers.0]" not in shown.partition("short test summary")[2]
+        assert "test_activations[mine.py:build-layers.1]" in output
+        assert "[mine.py:build-layers.0]" not in output.partition("short test summary")[2]
 
 
 @proof

@@ -122,8 +122,8 @@ def test_it_lives_beside_models_in_one_folder(
     write_pair(project)
     before = files(project)
     at = "suites/test_checkpoint.py"
-    made = pytester.runpytest_inprocess(at, *PAIR, "--update-baselines")
-    assert made.ret == pytest.ExitCode.OK
+    update = pytester.runpytest_inprocess(at, *PAIR, "--update-baselines")
+    assert update.ret == pytest.ExitCode.OK
     assert {name: data for name, data in files(project).items() if name in before} == before
     monkeypatch.chdir(project)
     capsys.readouterr()
@@ -131,8 +131,10 @@ def test_it_lives_beside_models_in_one_folder(
     for verb in (["verify"], ["list"], pruned, ["verify"]):
         assert main(["baselines", *verb]) == 0, capsys.readouterr()
     assert "child" in capsys.readouterr().out
-    left = {name: data for name, data in files(project).items() if name != "child/manifest.json"}
-    assert left == before
+    remaining = {
+        name: data for name, data in files(project).items() if name != "child/manifest.json"
+    }
+    assert remaining == before
 
 
 @proof

@@ -54,9 +54,9 @@ def test_a_second_run_at_once_writes_to_a_folder_of_its_own(
         result = gates(*options, "--ignore", "suites/test_zz.py", *more)
     finally:
         (house / "go").touch()
-        told, _ = first.communicate()
+        output, _ = first.communicate()
     assert "another run writes to qgate-out: this one wrote to qgate-out-2" in result.stdout.str()
-    assert "qgate-out-2" not in told
+    assert "qgate-out-2" not in output
     for out in ("qgate-out", "qgate-out-2"):
         names = {path.name for path in (house / out).iterdir()}
         assert names >= {"results.jsonl", "results.csv", "report.html", "candidates"}

@@ -172,7 +172,7 @@ def test_a_run_prints_what_the_page_quotes(
     assert result.ret == status
     printed = [*result.stdout.lines, *result.stderr.lines]
     for line in quoted()[heading]:
-        assert any(readme.matches([line], [shown.strip()]) for shown in printed), line
+        assert any(readme.matches([line], [block.strip()]) for block in printed), line
 
 
 @always

@@ -90,8 +90,8 @@ def calls_of_a_failure(project: Path) -> dict[str, int]:
 def files_of(calls: dict[str, int]) -> dict[str, dict[str, int]]:
     """Return the functions of each file and their calls, most calls first."""
     files: dict[str, dict[str, int]] = {}
-    for place, count in sorted(calls.items(), key=lambda entry: (-entry[1], entry[0])):
-        file, _, name = place.partition(":")
+    for location, count in sorted(calls.items(), key=lambda entry: (-entry[1], entry[0])):
+        file, _, name = location.partition(":")
         files.setdefault(file, {})[name] = count
     return dict(sorted(files.items()))
 

@@ -46,6 +46,6 @@ def test_every_gate_is_held_and_nothing_is_green(size: int, is_red: bool, projec
     assert re.search(rf"{expected} in", ended.said)
     assert re.search(r"ERROR: .*'.*File too large; raise the limit", ended.said)
     assert "[Errno" not in ended.said
-    left = [path.name for path in out.glob("*") if path.is_file()]
-    assert "earlier" not in [(out / name).read_text()[:7] for name in left], "of another run"
-    assert "report.html" not in left
+    file_names = [path.name for path in out.glob("*") if path.is_file()]
+    assert "earlier" not in [(out / name).read_text()[:7] for name in file_names], "of another run"
+    assert "report.html" not in file_names

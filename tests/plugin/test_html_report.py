@@ -89,28 +89,28 @@ def page(project: Path, suites: Run, plain_page: list[str]) -> Page:
 
 
 def data(file: Path) -> dict[str, Any]:
-    found = re.search(r'data-jsonblob="([^"]*)"', file.read_text(encoding="utf-8"))
-    assert found is not None
-    tests: dict[str, Any] = json.loads(html.unescape(found[1]))["tests"]
+    match = re.search(r'data-jsonblob="([^"]*)"', file.read_text(encoding="utf-8"))
+    assert match is not None
+    tests: dict[str, Any] = json.loads(html.unescape(match[1]))["tests"]
     return tests
 
 
 def row(file: Path, name: str) -> dict[str, Any]:
-    (found,) = (
-        each for node, rows in data(file).items() for each in rows if f"::test_{name}[" in node
+    (matching,) = (
+        entry for node, rows in data(file).items() for entry in rows if f"::test_{name}[" in node
         or node.endswith(f"::test_{name}")
     )  # fmt: skip
-    return dict(found)
+    return dict(matching)
 
 
 def cells(found: dict[str, Any]) -> dict[str, str]:
-    shown = {}
+    contents = {}
     for cell in found["resultsTableRow"]:
         name = re.search(r'class="col-(\w+)"', cell)
         assert name is not None
         text = re.sub(r"<span hidden>\w*</span>", "", cell)
-        shown[name[1]] = re.sub(r"^<td[^>]*>|</td>$", "", text)
-    return shown
+        contents[name[1]] = re.sub(r"^<td[^>]*>|</td>$", "", text)
+    return contents
 
 
 @proof
@@ -120,11 +120,11 @@ def test_gates_have_columns_plots_and_a_head(page: Page, workers: list[str]) -> 
     text = file.read_text(encoding="utf-8")
     assert [c for c in re.findall(r'data-column-type="(\w+)"', text) if c in COLUMNS] == COLUMNS
     bad = row(file, "bad")
-    shown = cells(bad)
-    assert shown["mode"] == "int8"
-    assert shown["layer"] == "layers.0"
-    assert shown["metric"] == f"kl_divergence {html.escape(EVIL)} (task)"
-    assert [shown[name] for name in COLUMNS[3:]] == ["4", "0.51", "7.84x", "8x"]
+    contents = cells(bad)
+    assert contents["mode"] == "int8"
+    assert contents["layer"] == "layers.0"
+    assert contents["metric"] == f"kl_divergence {html.escape(EVIL)} (task)"
+    assert [contents[name] for name in COLUMNS[3:]] == ["4", "0.51", "7.84x", "8x"]
     (extra,) = bad["extras"]
     assert extra["content"].count("<img") >= 3
     assert "kl_divergence 4 &gt; 0.51" in bad["log"]
@@ -138,8 +138,8 @@ def test_gates_have_columns_plots_and_a_head(page: Page, workers: list[str]) -> 
 def test_other_tests_stay_as_they_are_and_broken_ones_have_no_verdict(page: Page) -> None:
     file = page()
     for name in ("plain", "plain_fails", "set_up"):
-        shown = cells(row(file, name))
-        assert [shown[column] for column in COLUMNS] == [""] * 7
+        contents = cells(row(file, name))
+        assert [contents[column] for column in COLUMNS] == [""] * 7
     assert cells(row(file, "set_up"))["result"] == "Error"
     assert "1 set-up" in file.read_text() or "no verdict" in file.read_text()
     assert "no kernel &lt;here&gt;" in row(file, "set_up")["log"]
@@ -157,7 +157,7 @@ def test_names_are_escaped(page: Page) -> None:
     assert EVIL not in text
     assert "<img src=x" not in text
     # Names of tests are keys there; only what is in a row gets into the page.
-    rows = json.dumps([each for rows in data(file).values() for each in rows])
+    rows = json.dumps([entry for rows in data(file).values() for entry in rows])
     assert EVIL not in rows
     assert "<img src=x" not in rows
     assert "&lt;img src=x onerror=alert(2)&gt;" in cells(row(file, "named"))["testId"]
@@ -178,9 +178,9 @@ def test_without_self_containment_plots_are_files(page: Page) -> None:
     file = page(whole=False)
     extras = row(file, "bad")["extras"]
     assert len(extras) >= 3
-    for each in extras:
-        assert (file.parent / each["content"]).read_text(encoding="utf-8").startswith("<svg")
-        assert each["name"]
+    for extra in extras:
+        assert (file.parent / extra["content"]).read_text(encoding="utf-8").startswith("<svg")
+        assert extra["name"]
 
 
 @proof
@@ -205,7 +205,7 @@ NUMBERS = [-float("inf"), -2.5, -1e-9, 0.0, 1e-300, 3.5e-5, 0.98, 1.0, 26.6, 1e9
 
 
 def test_hidden_keys_sort_as_the_numbers_do() -> None:
-    keys = [_key(each) for each in NUMBERS]
+    keys = [_key(number) for number in NUMBERS]
     assert keys == sorted(keys)
     assert len(set(keys)) == len(NUMBERS)
     assert _key(None) == _key(float("nan")) == ""
@@ -220,9 +220,9 @@ def test_in_a_browser_it_sorts_and_shows_its_plots(page: Page, browser: Any, who
     file = page(whole=whole)
     tab = browser.new_page()
     tab.set_default_timeout(PATIENCE_MS)
-    said: list[str] = []
-    tab.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
-    tab.on("pageerror", lambda error: said.append(str(error)))
+    messages: list[str] = []
+    tab.on("dialog", lambda dialog: (messages.append(dialog.message), dialog.dismiss()))
+    tab.on("pageerror", lambda error: messages.append(str(error)))
     tab.goto(file.as_uri())
     assert tab.locator("#results-table tbody").count() >= 7
     loaded = "images => images.filter(i => i.getAttribute('src')).map(i => i.naturalWidth)"
@@ -238,5 +238,5 @@ def test_in_a_browser_it_sorts_and_shows_its_plots(page: Page, browser: Any, who
         values.append([float(text) for text in texts if text])
     assert sorted(values, key=lambda each: each[0])[0] == [0.25, 0.5, 0.5, 4.0]
     assert values[0] == values[1][::-1]
-    assert not said
+    assert not messages
     tab.close()

@@ -110,12 +110,12 @@ def test_an_update_adds_a_file_and_leaves_the_first_one(
     assert files(project) == before
     result = gates("--update-baselines")
     assert result.ret == pytest.ExitCode.OK
-    said = (
+    note = (
         f"tiny-llama int8: 1 value added for {CUDA} in accepted/int8@cuda.txt, beside those of "
         f"{here()} in accepted/int8.txt"
     )
-    result.stdout.fnmatch_lines([said])
-    assert said in header(project)["notes"]
+    result.stdout.fnmatch_lines([note])
+    assert note in header(project)["notes"]
     assert {name: data for name, data in files(project).items() if name != FILE} == before
     errors = beside(project)
     assert (errors.device, errors.kind) == (CUDA, "cuda")

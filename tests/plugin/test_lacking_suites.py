@@ -228,9 +228,9 @@ def house(pytester: pytest.Pytester) -> Path:
 @pytest.fixture
 def ran(pytester: pytest.Pytester, house: Path) -> Ran:  # noqa: ARG001
     def run(model: str, *options: str) -> pytest.RunResult:
-        given = ["--model", f"own.py:{model}", "--mode", "int8", *options]
+        arguments = ["--model", f"own.py:{model}", "--mode", "int8", *options]
         paths = [] if any(option.startswith("suites") for option in options) else ["suites"]
-        return pytester.runpytest_inprocess(*paths, *given)
+        return pytester.runpytest_inprocess(*paths, *arguments)
 
     return run
 
@@ -273,11 +273,11 @@ LEFT: dict[str, tuple[dict[str, int], list[str]]] = {
 @share(3)
 @pytest.mark.parametrize("model", LEFT)
 def test_what_a_model_has_nothing_for_is_deselected(ran: Ran, model: str) -> None:
-    left, expected = LEFT[model]
+    remaining, expected = LEFT[model]
     result = ran(model, "--co", "-q")
     assert result.ret == pytest.ExitCode.OK
-    assert collected(result) == left
-    of_the_task = [] if "task" in left else [f"1 test deselected: {TASK}"]
+    assert collected(result) == remaining
+    of_the_task = [] if "task" in remaining else [f"1 test deselected: {TASK}"]
     assert sorted(notes(result)) == sorted(expected + of_the_task)
 
 

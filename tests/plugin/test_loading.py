@@ -84,11 +84,11 @@ def test_the_finder_finds_modules_of_qgate_alone() -> None:
 
 
 def test_the_finder_is_put_first_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = [finder for finder in sys.meta_path if not isinstance(finder, PlainFinder)]
-    monkeypatch.setattr(sys, "meta_path", [*others])
+    finders = [finder for finder in sys.meta_path if not isinstance(finder, PlainFinder)]
+    monkeypatch.setattr(sys, "meta_path", [*finders])
     install()
     install()
-    assert [type(finder) for finder in sys.meta_path] == [PlainFinder, *map(type, others)]
+    assert [type(finder) for finder in sys.meta_path] == [PlainFinder, *map(type, finders)]
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])

@@ -59,10 +59,10 @@ def test_a_test_that_is_no_gate_makes_the_run_red(
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     other = header(project)["other"]
     assert [other[name] for name in ("passed", "failed", "skipped")] == [1, 3, 2]
-    told = {node.rpartition("::")[2]: line for node, line in other["failures"].items()}
-    assert sorted(told) == ["test_plain", "test_set_up", "test_tear_down"]
-    assert told["test_plain"] == "AssertionError: two <b>"
-    assert told["test_set_up"] == "ValueError: no kernel"
+    failure_lines = {node.rpartition("::")[2]: line for node, line in other["failures"].items()}
+    assert sorted(failure_lines) == ["test_plain", "test_set_up", "test_tear_down"]
+    assert failure_lines["test_plain"] == "AssertionError: two <b>"
+    assert failure_lines["test_set_up"] == "ValueError: no kernel"
     for words in ("<h1><span class='fail'>3 other tests failed", "id='others'", "two &lt;b&gt;"):
         assert words in page(project)
     result.stdout.fnmatch_lines(
@@ -73,8 +73,8 @@ def test_a_test_that_is_no_gate_makes_the_run_red(
     assert markdown.startswith("## qgate: 3 other tests failed, ")
     assert "no kernel" in markdown
     monkeypatch.chdir(project)
-    made = ["-o", "r.json", "-o", "r.md", "--exit-code"]
-    assert main(["report", "qgate-out", *made]) == 1
+    arguments = ["-o", "r.json", "-o", "r.md", "--exit-code"]
+    assert main(["report", "qgate-out", *arguments]) == 1
     assert "3 other tests failed" in capsys.readouterr().out
     report = json.loads((project / "r.json").read_text())
     assert report["runs"][0]["passed"] is False
@@ -97,19 +97,19 @@ def test_a_gate_test_that_fails_by_something_else_is_told(project: Path, suites:
     (project / "suites" / "test_layer_outputs.py").write_text(GATES)
     result = suites("--layers", "first")
     result.assert_outcomes(failed=3)
-    told = header(project)
-    names = {node.rpartition("::")[2].partition("[")[0] for node in told["other"]["failures"]}
+    head = header(project)
+    names = {node.rpartition("::")[2].partition("[")[0] for node in head["other"]["failures"]}
     assert names == {"test_before", "test_after", "test_strict"}
-    assert told["broken"] == {}
+    assert head["broken"] == {}
     assert "no gate ran" not in result.stdout.str()
     assert "<h1><span class='fail'>3 other tests failed" in page(project)
 
 
 def test_a_gate_that_fails_as_a_gate_is_told_once(project: Path, suites: Run) -> None:
     suites("--layers", "first", "--samples=3")
-    told = header(project)
-    assert told["broken"]
-    assert told["other"]["failed"] == 0
+    head = header(project)
+    assert head["broken"]
+    assert head["other"]["failed"] == 0
 
 
 def test_a_file_that_cannot_be_collected_is_told(project: Path, suites: Run) -> None:
@@ -142,19 +142,19 @@ def test_what_to_type_is_the_same_everywhere(
         *workers, alone=bool(workers),
     )  # fmt: skip
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    said = [line.partition("to record it: ")[2] for line in result.stdout.lines]
-    accept = next(filter(None, said))
+    accept_commands = [line.partition("to record it: ")[2] for line in result.stdout.lines]
+    accept = next(filter(None, accept_commands))
     assert accept.startswith("pytest suites --layers first --baselines none --samples 2")
     assert accept.endswith("--model tiny-llama --mode int8 --update-baselines")
     failed = next(record for record in records(project)[1:] if not record["passed"])
-    told = failed["commands"]
-    assert told["accept"] == accept
-    assert told["again"].startswith(f"pytest '{failed['node']}' --layers first")
-    assert told["again"].endswith("--model tiny-llama --mode int8")
+    failure_commands = failed["commands"]
+    assert failure_commands["accept"] == accept
+    assert failure_commands["again"].startswith(f"pytest '{failed['node']}' --layers first")
+    assert failure_commands["again"].endswith("--model tiny-llama --mode int8")
     assert f"<code>{accept}</code>" in page(project)
     assert accept in page_of.read_text(encoding="utf-8")
-    again = told["again"].split()[1:]
-    assert suites(*[each.strip("'") for each in again]).ret == pytest.ExitCode.TESTS_FAILED
+    repeat_words = failure_commands["again"].split()[1:]
+    assert suites(*[word.strip("'") for word in repeat_words]).ret == pytest.ExitCode.TESTS_FAILED
 
 
 def test_a_failed_check_of_a_kernel_is_listed_by_its_finding(pytester: pytest.Pytester) -> None:

@@ -54,7 +54,7 @@ def test_a_green_run_and_its_records(
     cases = list(ElementTree.parse(project / "junit.xml").iter("testcase"))
     assert len(cases) == 12
     for case in cases:
-        names = {each.get("name") for each in case.iter("property")}
+        names = {element.get("name") for element in case.iter("property")}
         assert {"qgate model", "qgate mode", "qgate layer"} <= names
     assert "## qgate" in (project / "summary.md").read_text()
 
@@ -140,9 +140,13 @@ def test_set_up_that_does_not_fit_the_baseline_is_an_error(project: Path, suites
         ["*the baseline was made with 2 samples, and there are 3 now (--samples 2)*"]
     )
     manifest = project / "baselines" / "tiny-llama" / "manifest.json"
-    made = json.loads(manifest.read_text())
-    text = json.dumps(made)
-    weights = made["origin"]["weights"] if "origin" in made else made["weights"]
+    manifest_data = json.loads(manifest.read_text())
+    text = json.dumps(manifest_data)
+    weights = (
+        manifest_data["origin"]["weights"]
+        if "origin" in manifest_data
+        else manifest_data["weights"]
+    )
     manifest.write_text(text.replace(weights, "0" * len(weights)))
     result = suites("--layers", "first")
     result.assert_outcomes(errors=1, deselected=5)

@@ -47,9 +47,9 @@ def test_suites_record_and_hold_them_and_limits_name_them(
     )
     assert run(pytester, "--update-baselines").ret == 0
     assert list((format_suites / "baselines" / MAMBA).rglob("*binary8p3se*"))
-    held = run(pytester)
-    held.assert_outcomes(passed=3)
-    held.stdout.fnmatch_lines(["*passed, 0 failed | * missing: 0"])
+    outcome = run(pytester)
+    outcome.assert_outcomes(passed=3)
+    outcome.stdout.fnmatch_lines(["*passed, 0 failed | * missing: 0"])
     for pattern in ("binary8p3se", "binary8*"):
         (format_suites / "qgate.toml").write_text(RULE.format(pattern=pattern))
         result = run(pytester)

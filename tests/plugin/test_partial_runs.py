@@ -99,8 +99,10 @@ def test_gates_that_are_left_out_are_named_and_red_in_ci(
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     lines = [line for line in result.stdout.lines if line]
     first = lines[next(i for i, line in enumerate(lines) if "= qgate: " in line) + 1]
-    held = "not all gates were held" if judged == gates else f"only {judged} of {gates} gates were"
-    assert first.startswith(f"partial run, {held}")
+    shortfall = (
+        "not all gates were held" if judged == gates else f"only {judged} of {gates} gates were"
+    )
+    assert first.startswith(f"partial run, {shortfall}")
     result.stdout.fnmatch_lines([f"partial run, *: {words}--allow-partial if this is intended"])
     header, _ = read(project / "qgate-out" / "results.jsonl")
     assert (header["exit"], header["complete"]) == (1, False)
@@ -160,9 +162,9 @@ def test_modes_that_fit_no_model_and_dumps_are_not_asked_for(
     monkeypatch.setenv("CI", "true")
     result = suites(*options)
     assert result.ret == pytest.ExitCode.OK
-    found = extent(project / "qgate-out")
-    assert found["omitted"] == []
-    assert found["judged"] == found["gates"] > 0
+    coverage = extent(project / "qgate-out")
+    assert coverage["omitted"] == []
+    assert coverage["judged"] == coverage["gates"] > 0
 
 
 @proof

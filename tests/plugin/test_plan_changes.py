@@ -62,8 +62,8 @@ def test_it_is_one_sentence_and_an_update_asks_for_it(changed: Path, suites: Run
     assert [line for line in new if line.startswith("layer_outputs")] == [
         line for line in old if line.startswith("layer_outputs")
     ]
-    both = ("--update-baselines", "--accept-plan")
-    assert suites(*TWO_LAYERS, *both).ret == pytest.ExitCode.OK
+    update_flags = ("--update-baselines", "--accept-plan")
+    assert suites(*TWO_LAYERS, *update_flags).ret == pytest.ExitCode.OK
     assert {text.split()[0] for text in quantizers(changed)} == {"mxfp8_e4m3"}
     assert suites(*TWO_LAYERS).ret == pytest.ExitCode.OK
 

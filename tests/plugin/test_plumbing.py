@@ -69,17 +69,17 @@ def test_a_line_edited_by_hand_is_an_error_with_the_command_that_measures_it_aga
     before = files(project)
     file = accepted(project)
     lines = file.read_text().splitlines()
-    (place,) = (
+    (index,) = (
         k for k, line in enumerate(lines) if line.split()[1:4] == [SITE, "local", "relative_mse"]
     )
-    value = lines[place].split()[4]
-    lines[place] = lines[place].replace(value, repr(float(value) * 100))
+    value = lines[index].split()[4]
+    lines[index] = lines[index].replace(value, repr(float(value) * 100))
     file.write_text("\n".join(lines) + "\n")
     result = suites()
     result.assert_outcomes(errors=6)
     result.stdout.fnmatch_lines(
         [
-            f"*int8.txt:{place + 1}: layer_outputs {SITE} local relative_mse was edited*not edited "
+            f"*int8.txt:{index + 1}: layer_outputs {SITE} local relative_mse was edited*not edited "
             "by hand*`pytest suites * --model tiny-llama --mode int8 --update-baselines`*"
         ]
     )
@@ -154,10 +154,10 @@ def test_results_that_cannot_be_written_do_not_look_green(
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=2)
     errors = [line for line in result.stdout.lines if line.startswith("ERROR: ")]
-    said = f"'{project / name}' {reason}"
+    message = f"'{project / name}' {reason}"
     if name != "qgate-out":
-        said = f"records cannot be written to '{project / name}': {reason}"
-    assert errors == [f"ERROR: {said}"]
+        message = f"records cannot be written to '{project / name}': {reason}"
+    assert errors == [f"ERROR: {message}"]
 
 
 def test_an_interrupted_run_is_not_called_skipped(project: Path, suites: Run) -> None:

@@ -106,10 +106,10 @@ def test_nothing_of_a_mode_is_accepted_beside_what_no_update_can_accept(
     assert net("half", "--mode", "ours").ret == pytest.ExitCode.TESTS_FAILED
     capsys.readouterr()
     assert main(["baselines", "accept", "qgate-out", "--baselines", "baselines"]) == 1
-    said = capsys.readouterr()
-    assert said.err.count("refused: net: ") == 2
-    assert "the mode has values that no update can accept: layers.0:output" in said.err
-    assert "0 entries changed, 2 of 2 candidates refused" in said.out
+    output = capsys.readouterr()
+    assert output.err.count("refused: net: ") == 2
+    assert "the mode has values that no update can accept: layers.0:output" in output.err
+    assert "0 entries changed, 2 of 2 candidates refused" in output.out
     assert file.read_bytes() == before
 
 

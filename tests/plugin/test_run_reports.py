@@ -20,7 +20,9 @@ from tests.shares import proof, share
 
 def drawn(project: Path) -> list[list[str]]:
     """The kinds of pictures of every record."""
-    return [[each["kind"] for each in row.get("pictures", ())] for row in records(project)[1:]]
+    return [
+        [picture["kind"] for picture in row.get("pictures", ())] for row in records(project)[1:]
+    ]
 
 
 def test_the_choices_are_those_of_the_contract() -> None:
@@ -34,9 +36,9 @@ def test_a_run_leaves_a_page_and_names_it(project: Path, suites: Run) -> None:
     lines = [line.strip() for line in result.stdout.lines]
     assert lines[next(i for i, line in enumerate(lines) if "= qgate: " in line) + 1]
     assert "tiny-llama" in page(project)
-    told = header(project)
+    head = header(project)
     about = ("exit", "broken", "errors", "notes", "baselines", "update", "complete")
-    assert [told[name] for name in about] == [0, {}, [], [], "baselines", None, False]
+    assert [head[name] for name in about] == [0, {}, [], [], "baselines", None, False]
     kinds = drawn(project)
     assert [kind for kind in kinds if kind] == [["errors"]], "one gate has tensors, one row of it"
 
@@ -100,10 +102,10 @@ def test_a_run_where_every_set_up_failed_has_a_page_that_says_so(
     result = suites("--samples=3")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert "passed" not in result.parseoutcomes()
-    told = header(project)
-    assert told["exit"] == 1
-    assert len(told["broken"]) == result.parseoutcomes()["errors"]
-    (first, *_) = told["broken"].values()
+    head = header(project)
+    assert head["exit"] == 1
+    assert len(head["broken"]) == result.parseoutcomes()["errors"]
+    (first, *_) = head["broken"].values()
     assert "\n" not in first
     assert first.split("'")[0][:30] in unescape(page(project))
 
@@ -111,8 +113,8 @@ def test_a_run_where_every_set_up_failed_has_a_page_that_says_so(
 def test_a_fixture_that_is_not_there_is_told_in_one_line(project: Path, suites: Run) -> None:
     (project / "suites" / "test_own.py").write_text("def test_it(gate, mode, nobody): pass\n")
     suites("--layers", "first")
-    (told,) = header(project)["broken"].values()
-    assert told == "fixture 'nobody' not found"
+    (reason,) = header(project)["broken"].values()
+    assert reason == "fixture 'nobody' not found"
 
 
 @pytest.mark.parametrize("error", ["OSError(28, 'disk full')", "ValueError('a bug')"])
@@ -138,9 +140,9 @@ def test_a_killed_run_leaves_records_that_a_page_can_be_made_of(project: Path, s
         "import os\ndef test_it(gate, mode): os._exit(3)\n"
     )
     suites("--layers", "first", alone=True)
-    told = header(project)
-    assert told["exit"] is None
-    assert list(told["models"]) == ["tiny-llama"]
+    head = header(project)
+    assert head["exit"] is None
+    assert list(head["models"]) == ["tiny-llama"]
     assert not (project / "qgate-out" / "report.html").exists()
     write_page(project / "late.html", read_run(project / "qgate-out" / "results.jsonl"))
     assert "tiny-llama" in (project / "late.html").read_text(encoding="utf-8")
@@ -148,9 +150,9 @@ def test_a_killed_run_leaves_records_that_a_page_can_be_made_of(project: Path, s
 
 def test_an_update_is_in_the_header(project: Path, suites: Run) -> None:
     suites("--update-baselines", "--baselines", "none", "--layers", "first", "--plots", "none")
-    told = header(project)["update"]
-    assert (told["which"], told["done"], told["dry_run"]) == ("failed", True, False)
-    assert told["entries"] == len(told["changes"]) > 10
+    update = header(project)["update"]
+    assert (update["which"], update["done"], update["dry_run"]) == ("failed", True, False)
+    assert update["entries"] == len(update["changes"]) > 10
     assert header(project)["baselines"] == "none"
     assert str(project) not in json.dumps({**header(project), "command": []})
 

@@ -57,12 +57,12 @@ def test_a_run_on_files(
 ) -> None:
     """Files are relative to the command where it names them, and to the project in its settings."""
     own, calibration = expected.split()
-    here, paths = home, RUN
+    folder, paths = home, RUN
     if place == "file":
         options = _in_file(home, options)
-        here, paths = pytester.mkdir("below"), ("../suites", *RUN[1:])
-        monkeypatch.chdir(here)
-    (here / "expected").write_text(f"{home}/data/{own}.txt {home}/data/{calibration}.txt")
+        folder, paths = pytester.mkdir("below"), ("../suites", *RUN[1:])
+        monkeypatch.chdir(folder)
+    (folder / "expected").write_text(f"{home}/data/{own}.txt {home}/data/{calibration}.txt")
     result = pytester.runpytest_inprocess(*paths, *options)
     result.assert_outcomes(passed=1)
 

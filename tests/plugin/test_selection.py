@@ -129,13 +129,13 @@ def test_an_unrelated_run_imports_no_torch(pytester: pytest.Pytester) -> None:
 def test_options_hooks_markers_and_fixtures_are_listed_with_a_line_each(
     pytester: pytest.Pytester,
 ) -> None:
-    shown = pytester.runpytest_inprocess("--help").stdout
-    text = str(shown)
+    help_output = pytester.runpytest_inprocess("--help").stdout
+    text = str(help_output)
     for name in OPTIONS:
         assert len(re.findall(rf"^  --(?:qgate-)?{name}\b(?!-)", text, re.MULTILINE)) == 1
         assert f"  --{name}" in text
-    shown.fnmatch_lines(["*--format=NAMES*"])
-    shown.fnmatch_lines(
+    help_output.fnmatch_lines(["*--format=NAMES*"])
+    help_output.fnmatch_lines(
         ["*pytest_qgate_models: *", "*pytest_qgate_modes: *", "*pytest_qgate_record: *"]
     )
     markers = pytester.runpytest_inprocess("--markers").stdout
@@ -143,24 +143,24 @@ def test_options_hooks_markers_and_fixtures_are_listed_with_a_line_each(
         markers.fnmatch_lines([f"@pytest.mark.{marker}"])
     lines = pytester.runpytest_inprocess("--fixtures").stdout.str().splitlines()
     for name in ("model", "mode", "fmt", "layer", "gate", "device"):
-        (place,) = (
+        (index,) = (
             k
             for k, line in enumerate(lines)
             if line.startswith((f"{name} --", f"{name} [session scope] --"))
         )
-        assert lines[place + 1].startswith("    "), name
+        assert lines[index + 1].startswith("    "), name
 
 
 def test_what_a_failure_repeats_is_every_option_about_the_run(pytester: pytest.Pytester) -> None:
     values = {int: "7", float: "0.5"}
-    given = {
+    option_texts = {
         name: "" if option.kind is bool else f" {values.get(option.kind, 'first')}"
         for name, option in OPTIONS.items()
         if option.about == "run"
     }
-    assert len(given) >= 10
-    others = ["--mode=2-1", "--plots=none", "--no-report", "--update-which=all"]
-    typed = [f"--{name}{text}".replace(" ", "=") for name, text in given.items()]
-    config = pytester.parseconfig(*typed, *others)
+    assert len(option_texts) >= 10
+    other_options = ["--mode=2-1", "--plots=none", "--no-report", "--update-which=all"]
+    typed = [f"--{name}{text}".replace(" ", "=") for name, text in option_texts.items()]
+    config = pytester.parseconfig(*typed, *other_options)
     options = options_of(config).command().partition(" --")[2].split(" --")
-    assert options == [f"{name}{text}" for name, text in given.items()]
+    assert options == [f"{name}{text}" for name, text in option_texts.items()]

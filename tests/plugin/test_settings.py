@@ -107,9 +107,9 @@ def test_gates_of_another_project_are_not_run_under_these_settings(
 
 def test_a_bad_marker_is_a_usage_error(project: Path, suites: Run) -> None:
     file = project / "suites" / "test_own.py"
-    for given, words in (("0.5", "without a name"), ("budgetdb=3", "unknown argument")):
+    for arguments, words in (("0.5", "without a name"), ("budgetdb=3", "unknown argument")):
         file.write_text(
-            f"import pytest\n@pytest.mark.limits({given})\n"
+            f"import pytest\n@pytest.mark.limits({arguments})\n"
             "def test_own(gate, mode, layer): gate.layer(mode, layer)\n"
         )
         result = suites()
@@ -153,5 +153,5 @@ def pytest_qgate_record(item, record): record["ticket"] = item.name
     assert {row["ticket"] for row in rows} == {
         f"test_layer_outputs[mine-w4_row-layers.{k}]" for k in (0, 1)
     }
-    shown = suites("--mode", "essential", "--layers", "first", "-q", "--collect-only")
-    assert shown.stdout.str().count("tiny-llama-w4_row-layers.0") == 1
+    collected = suites("--mode", "essential", "--layers", "first", "-q", "--collect-only")
+    assert collected.stdout.str().count("tiny-llama-w4_row-layers.0") == 1

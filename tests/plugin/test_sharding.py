@@ -38,7 +38,7 @@ def test_groups_stay_whole_and_shards_are_about_equal(groups: list[str], of: int
 
 
 def nodes(project: Path) -> list[str]:
-    return sorted({each["node"] for each in read(project / "qgate-out" / "results.jsonl")[1]})
+    return sorted({entry["node"] for entry in read(project / "qgate-out" / "results.jsonl")[1]})
 
 
 @proof
@@ -50,8 +50,8 @@ def test_shards_run_every_test_once_and_merge_to_the_whole_run(
     compared = [line for line in result.stdout.lines if line.startswith("compared in ")]
     assert len(compared) == 2, "one for each mode"
     whole = {
-        (each["node"], each["site"], each["scope"]): each["values"]
-        for each in read(project / "qgate-out" / "results.jsonl")[1]
+        (entry["node"], entry["site"], entry["scope"]): entry["values"]
+        for entry in read(project / "qgate-out" / "results.jsonl")[1]
     }
     parts = []
     for number in (1, 2):
@@ -77,7 +77,8 @@ def test_shards_run_every_test_once_and_merge_to_the_whole_run(
     head, records = read(out / "results.jsonl")
     assert (head["complete"], head["shard"]) == (True, None)
     assert whole == {
-        (each["node"], each["site"], each["scope"]): each["values"] for each in records
+        (merged_entry["node"], merged_entry["site"], merged_entry["scope"]): merged_entry["values"]
+        for merged_entry in records
     }
     assert "12" in (out / "report.html").read_text(encoding="utf-8")
     assert (out / "results.csv").is_file()

@@ -43,10 +43,12 @@ def test_gates_that_all_skip_are_no_green_run(project: Path, suites: Run) -> Non
 def test_sites_that_are_gone_are_in_records_and_candidates(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Store(project / "baselines", "tiny-llama").accepted("int8")
-    assert found is not None
+    baseline = Store(project / "baselines", "tiny-llama").accepted("int8")
+    assert baseline is not None
     key = Key("layer_outputs", "model.layers.0.mlp.gone_proj:output", "local", "relative_mse")
-    accepted(project).write_bytes(replace(found, values={**found.values, key: 0.5}).to_bytes())
+    accepted(project).write_bytes(
+        replace(baseline, values={**baseline.values, key: 0.5}).to_bytes()
+    )
     result = suites("--layers", "first")
     result.assert_outcomes(passed=1, failed=1)
     (row,) = (row for row in records(project)[1:] if not row["passed"])

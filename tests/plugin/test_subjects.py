@@ -226,8 +226,8 @@ def test_a_regression_is_red_and_may_be_accepted(
     plant(house)
     result = gates(*options, *(("-n", "2") if subject is DUMP else ()))
     result.assert_outcomes(failed=1, passed=subject.count - 1)
-    again = f"  if intended: pytest suites/test_*.py {options[0]} {options[1]} *--update-*"
-    result.stdout.fnmatch_lines([line, again])
+    advice = f"  if intended: pytest suites/test_*.py {options[0]} {options[1]} *--update-*"
+    result.stdout.fnmatch_lines([line, advice])
     monkeypatch.chdir(house)
     assert main(["baselines", "accept"]) == 0
     gates(*options).assert_outcomes(passed=subject.count)
@@ -268,8 +268,8 @@ def test_from_another_directory_and_from_the_settings(
         (house / "elsewhere").mkdir()
         monkeypatch.chdir(house / "elsewhere")
     back = under.removesuffix("suites")
-    given = f"{subject.options[0]} {back}{subject.options[1]}"
-    gates(at=under).stdout.fnmatch_lines([f"  to record it: pytest * {given} *"])
+    option = f"{subject.options[0]} {back}{subject.options[1]}"
+    gates(at=under).stdout.fnmatch_lines([f"  to record it: pytest * {option} *"])
     assert gates("--update-baselines", at=under).parseoutcomes() == subject.updated
     assert (house / "baselines" / "mine" / "manifest.json").is_file()
 

@@ -73,10 +73,10 @@ def test_what_cannot_be_meant_is_a_usage_error(
     (project / "qgate.toml").write_text(f"{settings}\n")
     before = files(project)
     result = suites(*options)
-    shown = str(result.stderr) + str(result.stdout)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR, shown
-    assert shown.count(words) == 1
-    assert "Traceback" not in shown
+    output = str(result.stderr) + str(result.stdout)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR, output
+    assert output.count(words) == 1
+    assert "Traceback" not in output
     assert files(project) == before
 
 
@@ -93,7 +93,7 @@ def test_workers_tell_it_as_well(
 ) -> None:
     (project / "qgate.toml").write_text(f"{settings}\n")
     result = run_alone(pytester, "suites", "--model", "tiny-llama", "-n", "1")
-    shown = str(result.stderr) + str(result.stdout)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR, shown
-    assert words in shown
-    assert "Traceback" not in shown
+    output = str(result.stderr) + str(result.stdout)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR, output
+    assert words in output
+    assert "Traceback" not in output

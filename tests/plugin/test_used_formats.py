@@ -59,12 +59,12 @@ def test_formats_that_the_gates_use_are_held(
     result = suites(*options, "-v", "-k", "test_it")
     lines = str(result.stdout)
     assert sorted(formats_of(result)) == sorted(expected)
-    left = len(names()) - len(expected)
+    deselected = len(names()) - len(expected)
     note = (
-        f"{left} tests deselected: this run quantizes with {len(expected)} of {len(names())} "
+        f"{deselected} tests deselected: this run quantizes with {len(expected)} of {len(names())} "
         "formats; --format all holds every one"
     )
-    has_note = bool(left) and "--format" not in options
+    has_note = bool(deselected) and "--format" not in options
     assert lines.count(note) == int(has_note)
 
 

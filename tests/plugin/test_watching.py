@@ -68,8 +68,8 @@ def test_a_run_that_loses_nothing_says_so_and_one_that_quantizes_nothing_too(
         "(tensors quantized: 1, sites: 1)"
     ]
     pytester.makepyfile(test_fine=OTHER)
-    (told,) = lines(pytester.runpytest_inprocess("--watch-underflow"))
-    assert told.startswith("underflow: no tensor was quantized by qgate.quantize")
+    (underflow_line,) = lines(pytester.runpytest_inprocess("--watch-underflow"))
+    assert underflow_line.startswith("underflow: no tensor was quantized by qgate.quantize")
 
 
 def test_nobody_looks_unless_asked(pytester: pytest.Pytester) -> None:
@@ -93,6 +93,6 @@ def test_gates_are_watched_and_the_records_keep_it(project: Path, suites: Run) -
     (project / "qgate.toml").write_text("watch_underflow = true\n")
     result = suites("--layers", "first")
     assert result.ret == pytest.ExitCode.OK
-    told = lines(result)
-    assert "model.layers.0." in "".join(told)
-    assert [note for note in header(project)["notes"] if note in told] == told
+    underflow_lines = lines(result)
+    assert "model.layers.0." in "".join(underflow_lines)
+    assert [note for note in header(project)["notes"] if note in underflow_lines] == underflow_lines

@@ -117,9 +117,9 @@ def test_a_literal_alone_names_what_it_may_be() -> None:
 
 
 def test_a_whole_record_is_fast() -> None:
-    given = json.loads(json.dumps(record()))
+    loaded = json.loads(json.dumps(record()))
     for _ in range(1000):
-        validate(given, GateRecord)
+        validate(loaded, GateRecord)
 
 
 def test_fields_that_are_required_in_order() -> None:
@@ -138,16 +138,16 @@ def test_a_schema_has_names_bounds_and_descriptions() -> None:
 
 def test_importing_it_does_not_load_msgspec() -> None:
     program = "import sys, qgate.results, qgate.records; print('msgspec' in sys.modules)"
-    shown = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
-    assert shown.stdout == "False\n"
+    assert process.stdout == "False\n"
 
 
 def test_fields_that_are_not_known_are_refused_where_that_is_asked() -> None:
-    given = curve(levels=[{"exponent": 1, "other": 2}])
-    validate(given, Sheet)
+    sheet = curve(levels=[{"exponent": 1, "other": 2}])
+    validate(sheet, Sheet)
     with pytest.raises(
         ValueError, match=r"^'drawn\[0\]\.levels\[0\]\.other' is not a known field$"
     ):
-        validate(given, Sheet, strict=True)
+        validate(sheet, Sheet, strict=True)

@@ -57,23 +57,23 @@ class SmallAttention(nn.Module):
             if self.fault == "stale cache" and len(k) == 1:
                 self.before = {"k": k.clone(), "v": v.clone()}
         steps = torch.arange(k.shape[2])
-        here = steps[-hidden.shape[1] :, None]
+        query_steps = steps[-hidden.shape[1] :, None]
         window = WINDOW - (self.fault == "window at borders" and start > 0)
         if self.fault == "window lost with a cache" and start:
             window = k.shape[2]
-        allowed = (steps <= here) & (steps > here - window)
+        allowed = (steps <= query_steps) & (steps > query_steps - window)
         if self.fault == "mask early in decoding" and start:
-            allowed = allowed & (steps < here)
+            allowed = allowed & (steps < query_steps)
         if self.fault == "mask of a piece early" and start and hidden.shape[1] > 1:
-            allowed = allowed & (steps < here)
+            allowed = allowed & (steps < query_steps)
         if self.fault == "window of a batch early" and start and len(hidden) > 4:
-            allowed = allowed & (steps > here - 8)
+            allowed = allowed & (steps > query_steps - 8)
         if self.fault == "window early beyond 128 in a batch" and start > 128 and len(hidden) > 1:
-            allowed = allowed & (steps > here - 8)
+            allowed = allowed & (steps > query_steps - 8)
         if self.fault == "window early from step 12 on" and 12 < k.shape[2] < 24 and start:
-            allowed = allowed & (steps > here - 8)
+            allowed = allowed & (steps > query_steps - 8)
         if self.fault == "future seen":
-            allowed = allowed | (steps == here + 1)
+            allowed = allowed | (steps == query_steps + 1)
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         allowed = allowed.expand(len(hidden), 1, -1, -1)
         if self.fault == "padding attended in decoding" and start:

@@ -85,8 +85,8 @@ def test_a_residual_that_is_dropped_with_a_cache_is_named(mode: str) -> None:
 
     class Careless(type(block)):  # type: ignore[misc]
         def forward(self, hidden: Any, cache: Any = None) -> Any:
-            given = super().forward(hidden, cache)
-            return given if cache is None else given - hidden
+            output = super().forward(hidden, cache)
+            return output if cache is None else output - hidden
 
     block.__class__ = Careless
     report = brief(model, mode)

@@ -59,7 +59,7 @@ def broken(quantized: Quantized, noise: FloatNoise) -> list[str]:
     relations = ModelRelations(quantized, load("tiny-llama", sampling=SAMPLING))
     relations.noise = noise
     relations.check(frozenset({"chunked"}))
-    return [found.site for found in relations.report.disagreements]
+    return [disagreement.site for disagreement in relations.report.disagreements]
 
 
 def at_border(weights: Tensor, count: int, length: int) -> Tensor:

@@ -62,6 +62,6 @@ def record(
 
 def write(path: Path, *records: dict[str, Any], **given: Any) -> Path:
     with Writer(path, header(**given)) as writer:
-        for each in records:
-            writer.append(each)
+        for entry in records:
+            writer.append(entry)
     return path

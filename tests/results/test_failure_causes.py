@@ -20,12 +20,12 @@ def failing(
     """A failed comparison at a site; what is diagnosed is said in `fault`."""
     layer = ".".join(site.partition(":")[0].split(".")[:2]) if site.startswith("layers.") else ""
     fault, quantizer = more.pop("fault", ""), more.pop("quantizer", INT8)
-    made = record(site, 1.0, scope=scope, order=order, layer=layer, **more)
-    made["node"] = more.get("node") or f"{scope}[{made['model']}-{made['mode']}-{layer}]"
-    made["checks"] = [{**made["checks"][0], "kind": kind, "quantizer": quantizer}]
+    failure = record(site, 1.0, scope=scope, order=order, layer=layer, **more)
+    failure["node"] = more.get("node") or f"{scope}[{failure['model']}-{failure['mode']}-{layer}]"
+    failure["checks"] = [{**failure["checks"][0], "kind": kind, "quantizer": quantizer}]
     words = fault or "is not what correct int8 gives"
-    made["finding"] = {"fault": words, "figures": "1 > 0.1", "diagnosed": bool(fault)}
-    return made
+    failure["finding"] = {"fault": words, "figures": "1 > 0.1", "diagnosed": bool(fault)}
+    return failure
 
 
 def causes(*records: dict[str, Any]) -> list[tuple[str, int, int]]:
@@ -51,20 +51,20 @@ def test_all_that_comes_after_a_local_error_follows_from_it() -> None:
 def test_a_limit_without_accepted_value_comes_before_a_regression() -> None:
     """Innocent layers whose accepted errors moved a little do not stand before the fault."""
     early = failing("layers.0.q:output", kind="regression", order=2, fault="is worse than accepted")
-    found = causes(early, FAULT, *FOLLOWING)
-    assert [place for place, _, _ in found] == ["layers.3.up:weight", "layers.0.q:output"]
+    cause_list = causes(early, FAULT, *FOLLOWING)
+    assert [site for site, _, _ in cause_list] == ["layers.3.up:weight", "layers.0.q:output"]
 
 
 def test_one_fault_in_shared_code_is_one_cause() -> None:
     words = "is truncated, not rounded to the nearest"
     faults = [
-        failing(f"layers.{n}.{name}:weight", order=10 * n + place, fault=words)
+        failing(f"layers.{n}.{name}:weight", order=10 * n + index, fault=words)
         for n in range(8)
-        for place, name in enumerate(("q", "k", "up"))
+        for index, name in enumerate(("q", "k", "up"))
     ]
     unexplained = [failing(f"layers.{n}.down:weight", order=10 * n + 5) for n in range(8)]
-    ((place, same, followers),) = causes(*faults, *unexplained)
-    assert (place, followers) == ("layers.0.q:weight", 7)
+    ((site, same, followers),) = causes(*faults, *unexplained)
+    assert (site, followers) == ("layers.0.q:weight", 7)
     assert same >= 23
 
 
@@ -77,8 +77,8 @@ def test_the_fault_of_most_sites_comes_first() -> None:
 
 def test_two_faults_are_two_causes() -> None:
     other = failing("lm_head:weight", order=900, fault="is transposed", quantizer="fp8_e4m3")
-    found = causes(FAULT, *FOLLOWING, other)
-    assert [place for place, _, _ in found] == ["layers.3.up:weight", "lm_head:weight"]
+    cause_list = causes(FAULT, *FOLLOWING, other)
+    assert [site for site, _, _ in cause_list] == ["layers.3.up:weight", "lm_head:weight"]
 
 
 def test_a_carried_error_enters_at_its_first_place() -> None:
@@ -87,9 +87,9 @@ def test_a_carried_error_enters_at_its_first_place() -> None:
 
 
 def test_one_fault_in_several_modes_is_said_once() -> None:
-    both = [{**each, "mode": mode, "node": each["node"] + mode}
-            for mode in ("int8", "mxfp4") for each in (FAULT, *FOLLOWING)]  # fmt: skip
-    (cause,) = Tally(both).causes
+    doubled = [{**entry, "mode": mode, "node": entry["node"] + mode}
+            for mode in ("int8", "mxfp4") for entry in (FAULT, *FOLLOWING)]  # fmt: skip
+    (cause,) = Tally(doubled).causes
     assert "modes int8, mxfp4" in cause.text()
     assert cause.followers == 15
 
@@ -140,27 +140,28 @@ def test_the_same_words_everywhere() -> None:
     assert markdown_summary(rows, header=header()).splitlines()[2] == (
         f"**cause: {for_markdown(cause.text())}**"
     )
-    first, *others = github_annotations(rows)
+    first, *other_lines = github_annotations(rows)
     assert first.endswith(f"::cause: {cause.text()}")
-    assert len(others) == 7
-    assert all(line.endswith("; follows from layers.3.up:weight") for line in others)
+    assert len(other_lines) == 7
+    assert all(line.endswith("; follows from layers.3.up:weight") for line in other_lines)
 
 
 def test_a_test_says_what_it_follows_from_once_that_is_known() -> None:
-    known = KnownCauses()
+    earlier = KnownCauses()
     assert (
-        known.add([failing("layers.5:output", "carried", "regression", order=75)]) == EarlierCause()
+        earlier.add([failing("layers.5:output", "carried", "regression", order=75)])
+        == EarlierCause()
     )
-    assert known.add([FAULT]) == EarlierCause()
+    assert earlier.add([FAULT]) == EarlierCause()
     later = failing("layers.6:output", "carried", "regression", order=90)
-    assert known.add([later]) == ("follows from layers.3.up:weight", False)
+    assert earlier.add([later]) == ("follows from layers.3.up:weight", False)
     assert (
-        known.add([failing("layers.9.up:weight", order=140)]).words
+        earlier.add([failing("layers.9.up:weight", order=140)]).words
         == "the same as at layers.3.up:weight"
     )
     other = failing("layers.10.up:weight", order=155, fault="is transposed")
-    assert known.add([other]).words == ""
-    assert known.add([{**later, "mode": "another"}]).words == ""
+    assert earlier.add([other]).words == ""
+    assert earlier.add([{**later, "mode": "another"}]).words == ""
 
 
 def test_what_comes_after_two_faults_follows_from_both() -> None:
@@ -171,13 +172,13 @@ def test_what_comes_after_two_faults_follows_from_both() -> None:
     first, second = Tally(rows).causes
     assert first.followers_text == "follow from it: 1 layer, the logits, the task"
     assert second.followers_text == "follow from it: the logits, the task"
-    both = f"follows from {first.place} and {second.place}"
-    assert origin_of([first, second], task["node"]) == both
+    origin = f"follows from {first.place} and {second.place}"
+    assert origin_of([first, second], task["node"]) == origin
     assert origin_of([first, second], between["node"]) == f"follows from {first.place}"
-    known = KnownCauses()
-    known.add([FAULT])
-    known.add([late])
-    assert known.add([task]) == (both, False)
+    earlier = KnownCauses()
+    earlier.add([FAULT])
+    earlier.add([late])
+    assert earlier.add([task]) == (origin, False)
 
 
 def test_gates_with_the_same_fault_do_not_follow() -> None:
@@ -191,8 +192,8 @@ def test_gates_with_the_same_fault_do_not_follow() -> None:
 
 
 def test_a_cause_says_where_its_code_is_and_what_to_do_about_it() -> None:
-    made = failing("layers.3.up:weight", code="kernels.py:7 Int8.forward", reproduction="one")
-    (cause,) = Tally([made]).causes
+    failure = failing("layers.3.up:weight", code="kernels.py:7 Int8.forward", reproduction="one")
+    (cause,) = Tally([failure]).causes
     assert cause.suspect.code == "kernels.py:7 Int8.forward"
     assert cause.suspect.script == "one"
     assert cause.suspect.advice == "fix the quantizer or raise budget_db (default)"

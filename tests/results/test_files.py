@@ -61,15 +61,20 @@ def test_nan_and_infinity_are_null_with_a_reason(tmp_path: Path) -> None:
     path = write(tmp_path / "r.jsonl", record(mse=math.nan, values=values))
     for text in path.read_text().splitlines():
         json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
-    [found] = read(path)[1]
-    assert found["values"] == {"relative_mse": None, "sqnr_db": None, "psnr_db": None, "mse": 0.5}
-    assert {k: v for k, v in found["reason"].items() if k.startswith("/values")} == {
+    [stored_record] = read(path)[1]
+    assert stored_record["values"] == {
+        "relative_mse": None,
+        "sqnr_db": None,
+        "psnr_db": None,
+        "mse": 0.5,
+    }
+    assert {k: v for k, v in stored_record["reason"].items() if k.startswith("/values")} == {
         "/values/relative_mse": "nan",
         "/values/sqnr_db": "inf",
         "/values/psnr_db": "-inf",
     }
-    assert found["reason"]["/checks/0/times"] == "inf"
-    assert found["passed"] is False
+    assert stored_record["reason"]["/checks/0/times"] == "inf"
+    assert stored_record["passed"] is False
 
 
 numbers = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text())
@@ -86,31 +91,31 @@ trees = st.recursive(
 def test_a_line_is_one_line_of_json_and_loses_no_finite_number(value: dict[str, Any]) -> None:
     text = line(value)
     assert text.count("\n") == 1
-    found = parse(text.encode())
-    reasons = found.pop("reason", {})
+    parsed = parse(text.encode())
+    reasons = parsed.pop("reason", {})
 
     def places(tree: Any, place: str = "") -> Any:
         if isinstance(tree, dict):
-            return {key: places(each, f"{place}/{key}") for key, each in tree.items()}
+            return {key: places(member, f"{place}/{key}") for key, member in tree.items()}
         if isinstance(tree, list):
-            return [places(each, f"{place}/{index}") for index, each in enumerate(tree)]
+            return [places(element, f"{place}/{index}") for index, element in enumerate(tree)]
         if isinstance(tree, float) and not math.isfinite(tree):
             assert place in reasons
             return None
         return tree
 
-    assert found == places(value)
+    assert parsed == places(value)
 
 
 @pytest.mark.parametrize("name", REQUIRED)
 def test_a_record_that_lacks_something_is_refused(tmp_path: Path, name: str) -> None:
-    given = record()
-    del given[name]
+    incomplete = record()
+    del incomplete[name]
     with (
         Writer(tmp_path / "r.jsonl", header()) as writer,
         pytest.raises(QgateError, match=rf"lacks {name}\."),
     ):
-        writer.append(given)
+        writer.append(incomplete)
     assert list(read(tmp_path / "r.jsonl")[1]) == []
 
 
@@ -244,7 +249,7 @@ def test_a_line_that_a_full_disk_cut_is_taken_back(tmp_path: Path) -> None:
         writer._file = whole
         writer.append(record("c"))
     _, records = read(path)
-    assert ([each["site"] for each in records], records.torn) == (["a", "c"], "")
+    assert ([entry["site"] for entry in records], records.torn) == (["a", "c"], "")
 
 
 def test_a_header_needs_all_it_promises() -> None:

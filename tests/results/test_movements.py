@@ -30,8 +30,8 @@ CASES = [
 def test_a_change_has_a_direction_and_a_size(
     metric: str, old: float, new: float | None, outcome: str, change: str
 ) -> None:
-    said, text, size = movement(metric, old, new)
-    assert (said, text) == (outcome, change)
+    direction, text, size = movement(metric, old, new)
+    assert (direction, text) == (outcome, change)
     assert (size > math.log1p(0.02)) is (outcome != "equal")
 
 

@@ -44,8 +44,8 @@ def test_they_are_what_a_list_is(records: list[dict[str, Any]], held: int, rando
     assert [plain(row) for row in rows] == records
     places = list(range(-len(records), len(records)))
     random.shuffle(places)
-    for place in places:
-        row, record = rows[place], records[place]
+    for index in places:
+        row, record = rows[index], records[index]
         names = list(record)
         random.shuffle(names)
         assert plain({name: row[name] for name in names}) == record
@@ -54,7 +54,7 @@ def test_they_are_what_a_list_is(records: list[dict[str, Any]], held: int, rando
         assert all(name in row for name in names)
     assert [plain(row) for row in rows[1:-1]] == records[1:-1]
     order = random.sample(range(len(records)), len(records))
-    assert [plain(row) for row in rows.ordered(order)] == [records[place] for place in order]
+    assert [plain(row) for row in rows.ordered(order)] == [records[position] for position in order]
 
 
 def test_few_are_a_plain_list_and_many_are_not() -> None:
@@ -152,12 +152,12 @@ def test_a_full_disk_is_said_and_nothing_stays(tmp_path: Path) -> None:
         try:
             with pytest.raises(
                 QgateError, match="do not fit in memory cannot be written to"
-            ) as said:
+            ) as error:
                 list(StoredRows(({"a": [i] * 100} for i in range(1000)), held=0))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert f"{tmp_path}: File too large; make room there, or set TMPDIR" in str(said.value)
-    del said
+    assert f"{tmp_path}: File too large; make room there, or set TMPDIR" in str(error.value)
+    del error
     gc.collect()
     assert list(tmp_path.iterdir()) == []
 
@@ -195,7 +195,7 @@ def test_a_forked_process_reads_beside_its_parent(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_has_left_goes_with_the_next(tmp_path: Path) -> None:
     mine = rows_of(tmp_path)
-    (kept,) = tmp_path.iterdir()
+    (scratch,) = tmp_path.iterdir()
 
     def killed() -> None:
         rows = rows_of(tmp_path)
@@ -206,5 +206,5 @@ def test_what_a_killed_process_has_left_goes_with_the_next(tmp_path: Path) -> No
     assert len(list(tmp_path.iterdir())) == 2
     more = rows_of(tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
-    assert kept.exists()
+    assert scratch.exists()
     assert _sum(mine) == _sum(more) == 4900

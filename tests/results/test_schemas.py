@@ -33,12 +33,12 @@ SCHEMAS = {name: json.loads(path.read_text()) for name, path in FILES.items()}
 
 def errors(name: str, given: Any) -> list[str]:
     validator = Draft202012Validator(SCHEMAS[name])
-    return [f"{each.json_path}: {each.message}" for each in validator.iter_errors(given)]
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(given)]
 
 
 def stored(given: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(line(given))
-    return found
+    parsed: dict[str, Any] = json.loads(line(given))
+    return parsed
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -96,9 +96,9 @@ def test_the_schema_requires_what_the_code_requires() -> None:
 
 
 def _changed(change: Callable[[dict[str, Any]], object], of: dict[str, Any]) -> dict[str, Any]:
-    made = copy.deepcopy(of)
-    change(made)
-    return made
+    changed = copy.deepcopy(of)
+    change(changed)
+    return changed
 
 
 RECORD = stored(next(made_records(1, failing=0)))
@@ -158,11 +158,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             record("n", math.nan),
             started=name,
         )
-    made = folder / "r.json"
+    target = folder / "r.json"
     runs = [str(folder / name) for name in ("a.jsonl", "b.jsonl")]
-    assert main(["report", *runs, "-o", str(made)]) == 0
-    found: dict[str, Any] = json.loads(made.read_text(), parse_constant=pytest.fail)
-    return found
+    assert main(["report", *runs, "-o", str(target)]) == 0
+    content: dict[str, Any] = json.loads(target.read_text(), parse_constant=pytest.fail)
+    return content
 
 
 def test_the_report_is_valid(report: dict[str, Any]) -> None:

@@ -65,13 +65,13 @@ def test_what_json_refuses_is_refused(record: Any, at_once: int, data: Any) -> N
         new = data.draw(st.sampled_from(["", text[at] * 2, *'{}[],:"e-. 1']))
         changed = text[:at] + new + text[at + 1 :]
     try:
-        wanted = json.loads(changed, parse_constant=_refused)
+        expected = json.loads(changed, parse_constant=_refused)
     except ValueError:
         with pytest.raises(ValueError):
             read(changed, at_once)
     else:
-        if "inf" not in repr(wanted):  # 1e999, which no record of qgate has
-            assert same(read(changed, at_once)) == wanted
+        if "inf" not in repr(expected):  # 1e999, which no record of qgate has
+            assert same(read(changed, at_once)) == expected
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"kind": "k"} 1', '{"kind": "k", "many": [{}', "[1 2]"])
@@ -89,6 +89,6 @@ def test_rows_are_believed_one_by_one_and_only_of_the_kind() -> None:
 
 def test_many_are_on_disk() -> None:
     text = json.dumps({"kind": "k", "in": {"many": [{"a": i} for i in range(99)]}})
-    found = read(text, 16)["in"]["many"]
-    assert rows.is_on_disk(found)
-    assert [row["a"] for row in found] == list(range(99))
+    rows_read = read(text, 16)["in"]["many"]
+    assert rows.is_on_disk(rows_read)
+    assert [row["a"] for row in rows_read] == list(range(99))

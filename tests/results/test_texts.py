@@ -33,8 +33,8 @@ ODD = "a|b`c\n<x>%:,\x1b[31m"
 
 def stored(given: dict[str, Any]) -> dict[str, Any]:
     """A record as a reader gets it."""
-    found: dict[str, Any] = parse(line(given).encode())
-    return found
+    parsed: dict[str, Any] = parse(line(given).encode())
+    return parsed
 
 
 MIXED = [
@@ -57,45 +57,45 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_worst_first_also_of_what_was_stored() -> None:
-    assert [each["site"] for each in worst_first(MIXED)] == WORST
-    assert [each["site"] for each in worst_first(map(stored, MIXED))] == WORST
-    assert [each["site"] for each in worst_first(MIXED[::-1])] == WORST
+    assert [entry["site"] for entry in worst_first(MIXED)] == WORST
+    assert [stored_entry["site"] for stored_entry in worst_first(map(stored, MIXED))] == WORST
+    assert [reversed_entry["site"] for reversed_entry in worst_first(MIXED[::-1])] == WORST
 
 
 def test_the_binding_check_of_a_record() -> None:
-    both = record(mse=1e-3, nonfinite=1)
-    assert (binding(both) or {})["kind"] == "nonfinite"
+    failing = record(mse=1e-3, nonfinite=1)
+    assert (binding(failing) or {})["kind"] == "nonfinite"
     assert binding(record(checks=[], passed=False)) is None
 
 
 def test_csv_has_a_row_per_site_and_metric(tmp_path: Path) -> None:
-    given = record(
+    full_record = record(
         "fc1", 1.0 / 3, values={"relative_mse": 1.0 / 3, "mae": 0.5}, ideal={"relative_mse": 1e-5}
     )
-    assert to_csv([given, record(ODD, math.nan)], tmp_path / "r.csv") == 3
-    found = rows(tmp_path / "r.csv")
-    assert tuple(found[0]) == COLUMNS
-    assert [(row["site"], row["metric"], row["value"], row["kind"]) for row in found] == [
+    assert to_csv([full_record, record(ODD, math.nan)], tmp_path / "r.csv") == 3
+    csv_rows = rows(tmp_path / "r.csv")
+    assert tuple(csv_rows[0]) == COLUMNS
+    assert [(row["site"], row["metric"], row["value"], row["kind"]) for row in csv_rows] == [
         ("fc1", "relative_mse", "0.333333333", "regression"),
         ("fc1", "mae", "0.5", ""),
         ("a|b`c\\n<x>%:,\\x1b[31m", "relative_mse", "nan", "nonfinite"),
     ]
-    assert (found[0]["ideal"], found[0]["accepted"], found[0]["metric_passed"]) == (
+    assert (csv_rows[0]["ideal"], csv_rows[0]["accepted"], csv_rows[0]["metric_passed"]) == (
         "1e-05",
         "0.0001",
         "false",
     )
-    assert float(found[0]["bound"]) == pytest.approx(1.02e-4)
+    assert float(csv_rows[0]["bound"]) == pytest.approx(1.02e-4)
 
 
 def test_csv_has_node_and_seconds_once_for_a_test(tmp_path: Path) -> None:
     """The seconds of the column add up to those of the run, however many metrics a test has."""
     two = {"values": {"relative_mse": 0.5, "mae": 0.5}, "node": "t[a]", "seconds": 1.23456}
-    given = [record("a", **two), record("b", **two), record("a", **two, attempt=1)]
-    to_csv([*given, record("c", node="t[c]", seconds=2.0)], tmp_path / "r.csv")
-    found = [(row["node"], row["seconds"]) for row in rows(tmp_path / "r.csv")]
-    again, first, later = ("t[a]", "1.23"), ("t[a]", "1.23"), ("", "")
-    assert found == [first, later, later, later, again, later, ("t[c]", "2.0")]
+    batch = [record("a", **two), record("b", **two), record("a", **two, attempt=1)]
+    to_csv([*batch, record("c", node="t[c]", seconds=2.0)], tmp_path / "r.csv")
+    timings = [(row["node"], row["seconds"]) for row in rows(tmp_path / "r.csv")]
+    retried, first, later = ("t[a]", "1.23"), ("t[a]", "1.23"), ("", "")
+    assert timings == [first, later, later, later, retried, later, ("t[c]", "2.0")]
 
 
 def test_csv_of_a_file_names_what_json_could_not_hold(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_csv_of_a_file_names_what_json_could_not_hold(tmp_path: Path) -> None:
         writer.append(record(mse=math.inf))
         writer.append(record(nonfinite=4))
     to_csv(read(tmp_path / "r.jsonl")[1], tmp_path / "r.csv")
-    found = rows(tmp_path / "r.csv")
-    assert [(row["metric"], row["value"]) for row in found] == [
+    csv_rows = rows(tmp_path / "r.csv")
+    assert [(row["metric"], row["value"]) for row in csv_rows] == [
         ("relative_mse", "inf"),
         ("relative_mse", "0.0001"),
         ("nonfinite", "4.0"),
@@ -120,15 +120,15 @@ def test_a_csv_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
 
 
 def test_nothing_is_not_a_success() -> None:
-    said = markdown_summary([])
-    assert "nothing was compared" in said
-    assert "passed" not in said
+    summary = markdown_summary([])
+    assert "nothing was compared" in summary
+    assert "passed" not in summary
     assert "the run failed" in markdown_summary([], broken=["it broke"]).splitlines()[0]
 
 
 def test_only_the_last_attempt_is_summed_up() -> None:
-    again = [record("a", 1.0), record("a", attempt=1)]
-    for given_ in (again, again[::-1]):
+    attempts = [record("a", 1.0), record("a", attempt=1)]
+    for given_ in (attempts, attempts[::-1]):
         counts = Tally(given_).counts
         assert (counts.passed, counts.failed) == (1, 0)
         assert "| a |" not in markdown_summary(given_)
@@ -136,12 +136,12 @@ def test_only_the_last_attempt_is_summed_up() -> None:
 
 def test_a_tally_counts_what_it_lets_by() -> None:
     tally = Tally()
-    records = [stored(each) for each in MIXED]
+    records = [stored(entry) for entry in MIXED]
     assert list(tally.pass_through(records)) == records
     assert tally.counts == Tally(MIXED).counts
     assert tally.counts == GateCounts(passed=2, failed=7, checks=10, improved=1, missing=1)
     assert (tally.gates, tally.failed_gates) == (9, 7)
-    assert [each.site for each in tally.failures] == WORST[:7]
+    assert [failure.site for failure in tally.failures] == WORST[:7]
     assert tally.unknown == {("tiny", "2-1"): 1}
     (mode,) = tally.modes
     assert mode.worst is not None
@@ -161,7 +161,7 @@ def test_a_tally_keeps_the_worst_of_very_many_failures_of_one_test() -> None:
     tally = Tally(record(f"s{n}", 1.0 + n, node="one") for n in range(500))
     assert tally.counts.failed == 500
     assert 40 <= len(tally.failures) <= 80
-    assert [each.site for each in tally.failures[:3]] == ["s499", "s498", "s497"]
+    assert [failure.site for failure in tally.failures[:3]] == ["s499", "s498", "s497"]
 
 
 def test_junit_properties_name_site_scope_and_metric() -> None:
@@ -191,8 +191,8 @@ def failures(said: str) -> list[str]:
 
 
 def test_the_markdown_lists_modes_and_failures_worst_first() -> None:
-    said = markdown_summary(map(stored, MIXED), rows=6, about="tiny on cpu")
-    lines = said.splitlines()
+    summary = markdown_summary(map(stored, MIXED), rows=6, about="tiny on cpu")
+    lines = summary.splitlines()
     assert lines[:5] == [
         "## qgate: 6 of 9 gates failed, 1 new, 1 fault in 2-1, tiny on cpu",
         "",
@@ -202,7 +202,7 @@ def test_the_markdown_lists_modes_and_failures_worst_first() -> None:
         "2 passed, 7 failed | 10 checks | improved: 1 | missing: 1",
     ]
     assert lines[8].startswith("| tiny 2-1 | 9 | 7 | count (carried) | nonfinite | 2 |")
-    assert [row.split(" | ")[0].strip("| ") for row in failures(said)] == WORST[:6]
+    assert [row.split(" | ")[0].strip("| ") for row in failures(summary)] == WORST[:6]
     assert (
         "| ten | carried | tiny 2-1 | relative&#95;mse | 1.00e-03 | &#60;= 1.02e-04 | 9.8x "
         "(regression) | 10x |"
@@ -213,12 +213,12 @@ def test_the_markdown_lists_modes_and_failures_worst_first() -> None:
 
 @given(st.text())
 def test_markdown_cells_stay_cells(name: str) -> None:
-    said = markdown_summary([record(name, 1.0, mode=name, model=name)], about=name)
-    (row,) = failures(said)
+    summary = markdown_summary([record(name, 1.0, mode=name, model=name)], about=name)
+    (row,) = failures(summary)
     assert row.count("|") == 9
     assert not set("<*") & set(re.sub(r"`[^`]*`", "", row))
     assert row.count("`") % 2 == 0
-    assert len(said.splitlines()) == 19
+    assert len(summary.splitlines()) == 19
 
 
 @pytest.mark.parametrize(
@@ -226,13 +226,13 @@ def test_markdown_cells_stay_cells(name: str) -> None:
     ["@octocat", "https://evil", "(www.evil.com)", "a@b.com", "GH-12", "o/r#1", "$x^2$", ":smile:"],
 )
 def test_what_github_brings_to_life_is_code(name: str) -> None:
-    said = markdown_summary(
+    summary = markdown_summary(
         [record(name, 1.0, mode=name, model=name)], about=f"x_y {name}", broken=[name]
     )
-    assert name not in re.sub(r"`[^`]*`", "", said)
-    (row,) = failures(said)
+    assert name not in re.sub(r"`[^`]*`", "", summary)
+    (row,) = failures(summary)
     assert row.startswith(f"| `{name}` | carried | `{name}` `{name}` | ")
-    assert said.splitlines()[0].endswith(f", x&#95;y `{name}`")
+    assert summary.splitlines()[0].endswith(f", x&#95;y `{name}`")
 
 
 @pytest.mark.parametrize(
@@ -251,10 +251,10 @@ def test_code_in_a_cell_ends_where_it_should(name: str, shown: str) -> None:
 def test_markdown_stays_below_what_github_takes() -> None:
     name = 4000 * "<🦙"
     many = [record(f"{n}{name}", 1.0 + n, mode=f"{n}{name}") for n in range(60)]
-    said = markdown_summary(many, rows=60, broken=60 * [name])
-    assert len(said.encode()) < 46_000
-    assert "more in `results.jsonl`" in said
-    assert "of 60 gates failed" in said
+    summary = markdown_summary(many, rows=60, broken=60 * [name])
+    assert len(summary.encode()) < 46_000
+    assert "more in `results.jsonl`" in summary
+    assert "of 60 gates failed" in summary
 
 
 def test_annotations_are_for_failures() -> None:
@@ -269,21 +269,23 @@ def test_annotations_are_for_failures() -> None:
 
 
 def test_annotations_escape_what_github_reads() -> None:
-    said = github_annotation(
+    annotation = github_annotation(
         record("a%b\r\n::warning::x,y", 1.0, mode="m:1,2%\n", file="s:1,2.py", line=7)
     )
-    assert said is not None
-    assert said.startswith("::error file=s%3A1%2C2.py,line=7,title=qgate tiny m%3A1%2C2%25\\n::")
-    assert "a%25b\\r\\n::warning::x,y" in said
-    assert "m:1,2%25\\n)" in said
+    assert annotation is not None
+    assert annotation.startswith(
+        "::error file=s%3A1%2C2.py,line=7,title=qgate tiny m%3A1%2C2%25\\n::"
+    )
+    assert "a%25b\\r\\n::warning::x,y" in annotation
+    assert "m:1,2%25\\n)" in annotation
 
 
 @given(st.text())
 def test_an_annotation_is_one_line_whatever_the_names(name: str) -> None:
-    said = github_annotation(record(name, 1.0, mode=name, model=name)) or ""
-    assert said.startswith("::error title=")
-    assert not set("\r\n") & set(said)
-    properties = said.removeprefix("::error title=").split("::", 1)[0]
+    annotation = github_annotation(record(name, 1.0, mode=name, model=name)) or ""
+    assert annotation.startswith("::error title=")
+    assert not set("\r\n") & set(annotation)
+    properties = annotation.removeprefix("::error title=").split("::", 1)[0]
     assert not set(":,") & set(properties)
 
 
@@ -294,7 +296,7 @@ def test_the_summary_grades_what_a_mode_carries() -> None:
         record("c", values={"mse": 9.0, "correlation": 0.1}, grades={"mse": "poor", "correlation": "poor"}, scope="local"),
     ]  # fmt: skip
     (mode,) = Tally(rows).modes
-    assert [each.text() for each in mode.carried] == [
+    assert [grade.text() for grade in mode.carried] == [
         "MSE 0.02 poor",
         "correlation 0.99987 good",
     ]
@@ -304,8 +306,8 @@ def test_the_summary_grades_what_a_mode_carries() -> None:
 
 def test_changes_are_told_as_people_say_them() -> None:
     def change(value: float, accepted: float, **more: Any) -> str:
-        made = record("a", value, accepted={"relative_mse": accepted}, **more)
-        return summarize_comparison(made).view.change
+        changed = record("a", value, accepted={"relative_mse": accepted}, **more)
+        return summarize_comparison(changed).view.change
 
     assert change(1.26e-4, 1e-4) == "+26 %"
     assert change(9.9e-5, 1e-4) == "-1 %"

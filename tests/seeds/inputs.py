@@ -97,8 +97,8 @@ def write_inputs(folder: Path) -> None:
     config = config.replace("num_samples: 64", "num_samples: 2").replace("1024", "48")
     (folder / "my_model.yaml").write_text(config)
     everything = config.partition("  # 层选择")[0].replace("false", "true")
-    kept = [line for line in everything.splitlines() if "_proj" not in line or "down" in line]
-    everything = "\n".join([*kept, "smoothing: {enabled: false}", "formats: [int8]", ""])
+    kept_lines = [line for line in everything.splitlines() if "_proj" not in line or "down" in line]
+    everything = "\n".join([*kept_lines, "smoothing: {enabled: false}", "formats: [int8]", ""])
     (folder / "everything.yaml").write_text(everything)
 
 

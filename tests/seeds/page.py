@@ -45,8 +45,8 @@ class Row:
     @property
     def status(self) -> int:
         """Return the exit status of the last command."""
-        told = re.search(r"exit status (\d)", self.promise)
-        return int(told[1]) if told else 0
+        match = re.search(r"exit status (\d)", self.promise)
+        return int(match[1]) if match else 0
 
     def promised(self) -> tuple[list[str], list[str]]:
         """Return the patterns of files, and the texts."""

@@ -73,8 +73,8 @@ class Workplace:
                     content.append(path.read_text(encoding="utf-8"))
         plain = "\n".join(" ".join(text.split()) for text in content)
         for text in texts:
-            wanted = ".{0,400}?".join(map(re.escape, " ".join(text.split()).split("…")))
-            if not re.search(wanted, plain):
+            text_pattern = ".{0,400}?".join(map(re.escape, " ".join(text.split()).split("…")))
+            if not re.search(text_pattern, plain):
                 problems.append(f"no text {text!r}")
         return problems
 
@@ -117,8 +117,8 @@ def test_every_row_has_commands_or_a_reason() -> None:
 
 
 def test_the_page_is_made_from_the_promises() -> None:
-    made = make_page(PROMISES.read_text(encoding="utf-8"))
-    assert PAGE.read_text(encoding="utf-8") == made, "run python -m tests.seeds.page --write"
+    new_page = make_page(PROMISES.read_text(encoding="utf-8"))
+    assert PAGE.read_text(encoding="utf-8") == new_page, "run python -m tests.seeds.page --write"
 
 
 def test_a_page_has_a_row_for_each_program() -> None:

@@ -29,7 +29,7 @@ def exact_metrics(actual: Tensor, reference: Tensor) -> dict[str, float]:
         ca, cr = [x - mean_a for x in a], [x - mean_r for x in r]
         peak = max(map(abs, r))
         relative_mae = sum(map(abs, e)) / sum(map(abs, r))
-        found = {
+        metrics = {
             "sqnr_db": 10 * (_dot(r, r) / _dot(e, e)).log10(),
             "mse": mse,
             "rmse": mse.sqrt(),
@@ -43,7 +43,7 @@ def exact_metrics(actual: Tensor, reference: Tensor) -> dict[str, float]:
             "correlation": _dot(ca, cr) / (_dot(ca, ca) * _dot(cr, cr)).sqrt(),
             "psnr_db": 20 * (peak / mse.sqrt()).log10(),
         }
-        return {name: float(value) for name, value in found.items()}
+        return {name: float(value) for name, value in metrics.items()}
 
 
 def _dot(x: Iterable[Number], y: Iterable[Number]) -> Number:

@@ -22,8 +22,8 @@ def pair(size: int = LARGE, seed: int = 0, noise: float = 0.05) -> tuple[Tensor,
 
 def same(one: ErrorStats, other: ErrorStats, *, indexed: bool = True) -> None:
     """To the last bit, NaN included."""
-    shown = [each.to_dict() for each in (one, other)]
-    for record in () if indexed else shown:
+    dicts = [stats.to_dict() for stats in (one, other)]
+    for record in () if indexed else dicts:
         for element in record["worst"]:
             del element["index"]
-    assert repr(shown[0]) == repr(shown[1])
+    assert repr(dicts[0]) == repr(dicts[1])

@@ -35,27 +35,27 @@ def as_numpy(x: torch.Tensor) -> np.ndarray:
 def test_statistics_are_those_of_the_values(dtype: torch.dtype) -> None:
     x = some(dtype)
     values = as_numpy(x)
-    for found in (counts(x), counts(x.float()), counts(x.double())):
-        assert found.n == found.finite == x.numel()
-        assert found.zeros == int((values == 0).sum())
-        assert (found.min, found.max) == (values.min(), values.max())
-        assert found.amax == np.abs(values).max()
-        assert found.amin == np.abs(values[values != 0]).min()
-        assert found.mean == pytest.approx(values.mean(), rel=1e-12, abs=1e-15)
-        assert found.std == pytest.approx(values.std(), rel=1e-12)
-        assert found.skew == pytest.approx(scipy_stats.skew(values), rel=1e-9, abs=1e-9)
-        assert found.kurtosis == pytest.approx(scipy_stats.kurtosis(values), rel=1e-9)
+    for counted in (counts(x), counts(x.float()), counts(x.double())):
+        assert counted.n == counted.finite == x.numel()
+        assert counted.zeros == int((values == 0).sum())
+        assert (counted.min, counted.max) == (values.min(), values.max())
+        assert counted.amax == np.abs(values).max()
+        assert counted.amin == np.abs(values[values != 0]).min()
+        assert counted.mean == pytest.approx(values.mean(), rel=1e-12, abs=1e-15)
+        assert counted.std == pytest.approx(values.std(), rel=1e-12)
+        assert counted.skew == pytest.approx(scipy_stats.skew(values), rel=1e-9, abs=1e-9)
+        assert counted.kurtosis == pytest.approx(scipy_stats.kurtosis(values), rel=1e-9)
         for q in (0, 0.1, 25, 50, 99, 99.95, 100):
-            assert found.percentile(q) == pytest.approx(np.percentile(values, q), rel=1e-13)
-            magnitude = found.percentile(q, of="magnitude")
+            assert counted.percentile(q) == pytest.approx(np.percentile(values, q), rel=1e-13)
+            magnitude = counted.percentile(q, of="magnitude")
             assert magnitude == pytest.approx(np.percentile(np.abs(values), q), rel=1e-13)
         for bins, span in ((10, None), (7, (-1.0, 2.0))):
             expected, edges = np.histogram(values, bins=bins, range=span)
-            got, got_edges = found.histogram(bins, span)
+            got, got_edges = counted.histogram(bins, span)
             assert got.tolist() == expected.tolist()
             assert got_edges.tolist() == edges.tolist()
         exponents = np.floor(np.log2(np.abs(values[values != 0]))).astype(int)
-        assert found.log2_histogram() == {
+        assert counted.log2_histogram() == {
             int(e): int((exponents == e).sum()) for e in np.unique(exponents)
         }
 
@@ -64,13 +64,13 @@ def test_statistics_are_those_of_the_values(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("shift", [0.0, 3.0])
 def test_mean_and_std_of_two_powers_have_the_bits_of_four(dtype: torch.dtype, shift: float) -> None:
     for seed in range(5):
-        found = counts((some(dtype, 999, seed).float() + shift).to(dtype))
-        figures = found.moments.figures()
-        assert (found.mean, found.std) == (figures["mean"], figures["std"])
-    both = counts(some(dtype)) + found
-    before = both.mean
-    both.add(counts(torch.full((9999,), 7.0, dtype=dtype)))
-    assert both.mean == both.moments.figures()["mean"] != before
+        statistics = counts((some(dtype, 999, seed).float() + shift).to(dtype))
+        figures = statistics.moments.figures()
+        assert (statistics.mean, statistics.std) == (figures["mean"], figures["std"])
+    combined = counts(some(dtype)) + statistics
+    before = combined.mean
+    combined.add(counts(torch.full((9999,), 7.0, dtype=dtype)))
+    assert combined.mean == combined.moments.figures()["mean"] != before
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -79,12 +79,12 @@ def test_every_bit_pattern_is_counted_as_what_it_is(dtype: torch.dtype) -> None:
     bits = bits.to(torch.uint8) if dtype.itemsize == 1 else bits.to(torch.int16)
     x = bits.view(dtype)
     values = as_numpy(x)
-    found = counts(x)
-    assert (found.counts == 1).all()
-    assert found.nan == int(np.isnan(values).sum()) > 0
-    assert found.posinf == int((values == np.inf).sum())
-    assert found.neginf == int((values == -np.inf).sum())
-    got, weights = found.weighted()
+    statistics = counts(x)
+    assert (statistics.counts == 1).all()
+    assert statistics.nan == int(np.isnan(values).sum()) > 0
+    assert statistics.posinf == int((values == np.inf).sum())
+    assert statistics.neginf == int((values == -np.inf).sum())
+    got, weights = statistics.weighted()
     expected, expected_weights = np.unique(values[np.isfinite(values)], return_counts=True)
     assert got.tolist() == expected.tolist()
     assert weights.tolist() == expected_weights.tolist()
@@ -92,10 +92,16 @@ def test_every_bit_pattern_is_counted_as_what_it_is(dtype: torch.dtype) -> None:
 
 def test_direct_values_count_what_is_not_finite() -> None:
     x = torch.tensor([1.0, math.nan, math.inf, -math.inf, -math.inf, 0.0])
-    found = counts(x)
-    assert isinstance(found, Values)
-    assert (found.n, found.finite, found.nan, found.posinf, found.neginf) == (6, 2, 1, 1, 2)
-    assert (found.min, found.max, found.zeros) == (0.0, 1.0, 1)
+    statistics = counts(x)
+    assert isinstance(statistics, Values)
+    assert (
+        statistics.n,
+        statistics.finite,
+        statistics.nan,
+        statistics.posinf,
+        statistics.neginf,
+    ) == (6, 2, 1, 1, 2)
+    assert (statistics.min, statistics.max, statistics.zeros) == (0.0, 1.0, 1)
 
 
 def test_chunks_and_merging_are_the_whole() -> None:
@@ -198,7 +204,7 @@ def test_block_counts_against_a_loop(length: int, block: int, axis: int, seed: i
     x = torch.randn(5, length, generator=generator)
     x = (x * torch.exp2(torch.randint(-20, 15, (5, 1), generator=generator))).half()
     x[0, 0] = math.inf if seed % 3 == 0 else 0.0
-    found = block_counts(x, block=block, axis=axis)
+    block_statistics = block_counts(x, block=block, axis=axis)
     expected: dict[int, dict[float, int]] = {}
     poisoned = 0
     for line in as_numpy(x.movedim(axis, -1)).tolist():
@@ -212,15 +218,15 @@ def test_block_counts_against_a_loop(length: int, block: int, axis: int, seed: i
             row = expected.setdefault(exponent, {})
             for value in part:
                 row[value] = row.get(value, 0) + 1
-    assert found.poisoned.n == poisoned
+    assert block_statistics.poisoned.n == poisoned
     got: dict[int, dict[float, int]] = {}
-    for exponent, counted in found.rows.items():
+    for exponent, counted in block_statistics.rows.items():
         row = got.setdefault(exponent, {})
         values, weights = counted.weighted()
         for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
             row[value] = row.get(value, 0) + weight
     assert got == expected
-    assert found.n == x.numel()
+    assert block_statistics.n == x.numel()
 
 
 def test_block_counts_merge_and_large_tensors() -> None:
@@ -245,8 +251,8 @@ def test_block_counts_merge_and_large_tensors() -> None:
 def test_arguments_are_not_written_to() -> None:
     for x in (some(torch.bfloat16), some(torch.float16).float()):
         before = x.clone()
-        found = counts(x)
-        found.percentile(30)
+        statistics = counts(x)
+        statistics.percentile(30)
         if x.dtype == torch.bfloat16:
             block_counts(x)
         assert torch.equal(x.view(torch.int16), before.view(torch.int16))

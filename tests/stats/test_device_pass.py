@@ -51,12 +51,12 @@ def same(device: Any, cpu: Any) -> None:
         assert repr(getattr(device, name)) == repr(getattr(cpu, name)), name
     assert (device.differences.keys == cpu.differences.keys).all()
     assert (device.differences.counts == cpu.differences.counts).all()
-    found, wanted = asdict(device.sums), asdict(cpu.sums)
+    device_sums, cpu_sums = asdict(device.sums), asdict(cpu.sums)
     for name in ("count", "max_abs_error", "max_abs_reference"):
-        assert found[name] == wanted[name], name
-    largest = max(abs(v) for v in wanted.values()) if cpu.sums.count else 0
-    for name, value in wanted.items():
-        assert math.isclose(found[name], value, rel_tol=1e-13, abs_tol=1e-15 * largest), name
+        assert device_sums[name] == cpu_sums[name], name
+    largest = max(abs(v) for v in cpu_sums.values()) if cpu.sums.count else 0
+    for name, value in cpu_sums.items():
+        assert math.isclose(device_sums[name], value, rel_tol=1e-13, abs_tol=1e-15 * largest), name
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -67,28 +67,28 @@ def test_it_finds_the_same(on_device: Any, dtype: torch.dtype, n: int) -> None:
 
 
 def test_views_and_shapes(on_device: Any) -> None:
-    a, r = (each.view(100, 123) for each in pair(12_300, torch.bfloat16))
+    a, r = (tensor.view(100, 123) for tensor in pair(12_300, torch.bfloat16))
     same(on_device(a.t()[::2], r.t()[::2]), errors(a.t()[::2], r.t()[::2]))
 
 
 def test_what_is_not_finite(on_device: Any) -> None:
     a, r = pair(9_000, torch.float32)
-    for place, x, y in [(4000, math.nan, 1.0), (4001, math.inf, math.inf), (8999, 1.0, -math.inf)]:
-        a[place], r[place] = x, y
-    found = on_device(a, r)
-    same(found, errors(a, r))
-    assert found.first_non_finite.flat == 4000
-    assert found.mismatched == 2
+    for index, x, y in [(4000, math.nan, 1.0), (4001, math.inf, math.inf), (8999, 1.0, -math.inf)]:
+        a[index], r[index] = x, y
+    device_stats = on_device(a, r)
+    same(device_stats, errors(a, r))
+    assert device_stats.first_non_finite.flat == 4000
+    assert device_stats.mismatched == 2
 
 
 def test_equals_keep_their_order_and_constants_have_no_variance(on_device: Any) -> None:
     r = torch.full((7000,), 0.1)
     a = r.clone()
     a[::5] += 1.0
-    found = on_device(a, r, worst=7)
-    assert [each.flat for each in found.worst] == list(range(0, 35, 5))
-    assert found.sums.m2_reference == 0.0
-    same(found, errors(a, r, worst=7))
+    device_stats = on_device(a, r, worst=7)
+    assert [element.flat for element in device_stats.worst] == list(range(0, 35, 5))
+    assert device_stats.sums.m2_reference == 0.0
+    same(device_stats, errors(a, r, worst=7))
     assert on_device(r, r).sums.max_abs_error == 0.0
 
 
@@ -111,7 +111,9 @@ def test_any_pairs(pairs: list[tuple[float, float]]) -> None:
         cpu.sign_flips,
     )
     assert (work.actual, work.reference) == (cpu.actual_non_finite, cpu.reference_non_finite)
-    assert [each.flat for each in work.worst] == [each.flat for each in cpu.worst]
+    assert [element.flat for element in work.worst] == [
+        cpu_element.flat for cpu_element in cpu.worst
+    ]
     assert work.sums.max_abs_error == cpu.sums.max_abs_error
     assert (work.differences.counts == cpu.differences.counts).all()
     magnitudes = (a.double().abs() + r.double().abs()).nan_to_num(0, 0, 0)
@@ -122,13 +124,13 @@ def test_any_pairs(pairs: list[tuple[float, float]]) -> None:
 
 def test_its_sums_do_not_depend_on_threads() -> None:
     a, r = pair(300_000, torch.bfloat16)
-    before, found = torch.get_num_threads(), []
+    before, sums = torch.get_num_threads(), []
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             work = DevicePass(3)
             work.run(a, r)
-            found.append(work.sums)
+            sums.append(work.sums)
     finally:
         torch.set_num_threads(before)
-    assert found[0] == found[1]
+    assert sums[0] == sums[1]

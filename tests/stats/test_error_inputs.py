@@ -48,7 +48,7 @@ def test_a_stream_is_read_one_chunk_at_a_time() -> None:
     def chunks() -> Iterator[Tensor]:
         nonlocal most
         for i in range(20):
-            most = max(most, sum(each() is not None for each in alive))
+            most = max(most, sum(alive_ref() is not None for alive_ref in alive))
             chunk = torch.full((ELEMENTS // 3,), float(i))
             alive.append(weakref.ref(chunk))
             yield chunk
@@ -86,10 +86,10 @@ def test_any_layout(name: str) -> None:
 
 
 def test_scalars_and_empty_tensors() -> None:
-    found = errors(torch.tensor(3.0), torch.tensor(1.0))
-    assert found.elements == 1
-    assert found.metric("mse") == 4.0
-    assert [each.index for each in found.worst] == [()]
+    stats = errors(torch.tensor(3.0), torch.tensor(1.0))
+    assert stats.elements == 1
+    assert stats.metric("mse") == 4.0
+    assert [element.index for element in stats.worst] == [()]
     for shape in ((0,), (3, 0), (0, 5, 2)):
         empty = errors(torch.empty(shape), torch.empty(shape), channel_axis=0)
         assert empty.elements == 0
@@ -125,15 +125,15 @@ def test_gradients_are_left_alone() -> None:
 def test_the_number_of_threads_does_not_matter() -> None:
     actual, reference = (x.view(-1, 2) for x in pair(2 * LARGE))
     before = torch.get_num_threads()
-    found = []
+    runs = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(errors(actual, reference, channel_axis=1, token_axis=0))
+            runs.append(errors(actual, reference, channel_axis=1, token_axis=0))
     finally:
         torch.set_num_threads(before)
-    same(found[0], found[1])
-    same(found[0], found[2])
+    same(runs[0], runs[1])
+    same(runs[0], runs[2])
 
 
 @pytest.mark.parametrize("bad", [torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn])

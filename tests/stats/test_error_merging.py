@@ -50,8 +50,8 @@ def both(one: ErrorStats, other: ErrorStats) -> None:
     assert one.sums.max_abs_error == other.sums.max_abs_error
     assert one.differences.keys.tolist() == other.differences.keys.tolist()
     assert one.differences.counts.tolist() == other.differences.counts.tolist()
-    found, expected = (each.metrics(finite_only=True) for each in (one, other))
-    agree(found, expected, 1e-12)
+    metrics, expected = (stats.metrics(finite_only=True) for stats in (one, other))
+    agree(metrics, expected, 1e-12)
     assert one.metrics().keys() == other.metrics().keys()
     assert one.finite == other.finite
 
@@ -100,11 +100,11 @@ def test_parts_say_what_the_whole_says(
 
 def test_nothing_is_neutral() -> None:
     actual, reference = torch.randn(2, 50, generator=torch.Generator().manual_seed(1))
-    found, empty = errors(actual, reference), errors(actual[:0], reference[:0])
-    assert (found + empty).sums == (empty + found).sums == found.sums
-    assert (empty + found).worst == found.worst
-    assert ErrorSums() + found.sums == found.sums
-    both(found + empty, found)
+    stats, empty = errors(actual, reference), errors(actual[:0], reference[:0])
+    assert (stats + empty).sums == (empty + stats).sums == stats.sums
+    assert (empty + stats).worst == stats.worst
+    assert ErrorSums() + stats.sums == stats.sums
+    both(stats + empty, stats)
 
 
 def test_a_billion_elements() -> None:
@@ -153,12 +153,12 @@ def test_shards_whose_means_are_far_from_zero_and_apart() -> None:
 def test_the_worst_of_parts_count_on() -> None:
     reference = torch.zeros(2, 100)
     actual = torch.arange(200.0).view(2, 100)
-    found = errors(actual[0], reference[0], worst=3) + errors(actual[1], reference[1], worst=5)
-    assert [(each.flat, each.index) for each in found.worst] == [
+    merged = errors(actual[0], reference[0], worst=3) + errors(actual[1], reference[1], worst=5)
+    assert [(element.flat, element.index) for element in merged.worst] == [
         (199, (99,)), (198, (98,)), (197, (97,)),
     ]  # fmt: skip
     tied = errors(reference[0] + 1, reference[0], worst=2)
-    assert [each.flat for each in (tied + tied).worst] == [0, 1]
+    assert [tied_element.flat for tied_element in (tied + tied).worst] == [0, 1]
     actual[1, 7] = NAN
     first = (tied + errors(actual[1], reference[1])).first_non_finite
     assert first is not None
@@ -192,8 +192,8 @@ def test_views_against_numpy(shape: tuple[int, ...]) -> None:
     actual.select(0, 0).copy_(reference.select(0, 0))
     reference.select(-1, shape[-1] - 1).zero_()
     for axis in range(len(shape)):
-        found = errors(actual, reference, channel_axis=axis, token_axis=axis - len(shape))
-        for view in (found.channels, found.tokens):
+        stats = errors(actual, reference, channel_axis=axis, token_axis=axis - len(shape))
+        for view in (stats.channels, stats.tokens):
             assert view is not None
             assert view.axis == axis
             assert len(view) == shape[axis]
@@ -204,7 +204,7 @@ def test_views_against_numpy(shape: tuple[int, ...]) -> None:
                 )
         same = errors(actual.transpose(0, -1), reference.transpose(0, -1), channel_axis=-1)
         if axis == 0:
-            np.testing.assert_allclose(same.channels.mse, found.channels.mse, rtol=1e-12)
+            np.testing.assert_allclose(same.channels.mse, stats.channels.mse, rtol=1e-12)
 
 
 def test_views_do_not_change_the_rest() -> None:
@@ -219,38 +219,38 @@ def test_views_where_values_are_not_finite() -> None:
     actual, reference = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(1))
     clean = errors(actual, reference, channel_axis=0).channels
     actual[1, 7], reference[1, 9], reference[2, 9] = NAN, INF, NAN
-    found = errors(actual, reference, channel_axis=0).channels
-    assert found.non_finite.tolist() == [0, 2, 1]
-    assert found.count.tolist() == [50, 48, 49]
-    assert np.isnan(found.mse).tolist() == [False, True, True]
-    assert np.isnan(found.sqnr_db).tolist() == [False, True, True]
-    assert found.mse[0] == clean.mse[0]
-    kept = [i for i in range(50) if i not in (7, 9)]
-    expected = per_index(actual[1:2, kept], reference[1:2, kept], 0)["mse"]
-    assert found.finite_only().mse[1] == pytest.approx(expected[0], rel=1e-12)
+    channels = errors(actual, reference, channel_axis=0).channels
+    assert channels.non_finite.tolist() == [0, 2, 1]
+    assert channels.count.tolist() == [50, 48, 49]
+    assert np.isnan(channels.mse).tolist() == [False, True, True]
+    assert np.isnan(channels.sqnr_db).tolist() == [False, True, True]
+    assert channels.mse[0] == clean.mse[0]
+    finite = [i for i in range(50) if i not in (7, 9)]
+    expected = per_index(actual[1:2, finite], reference[1:2, finite], 0)["mse"]
+    assert channels.finite_only().mse[1] == pytest.approx(expected[0], rel=1e-12)
 
 
 def test_views_where_squares_leave_float64() -> None:
     reference = torch.tensor([[1e-200], [1e200], [1.0]], dtype=torch.float64)
-    found = errors(reference * 2, reference, channel_axis=0).channels
-    assert found.mae.tolist() == [1e-200, 1e200, 1.0]
-    assert np.isnan(found.sqnr_db).tolist() == [True, True, False]
-    assert np.isnan(found.relative_mse).tolist() == [True, True, False]
+    channels = errors(reference * 2, reference, channel_axis=0).channels
+    assert channels.mae.tolist() == [1e-200, 1e200, 1.0]
+    assert np.isnan(channels.sqnr_db).tolist() == [True, True, False]
+    assert np.isnan(channels.relative_mse).tolist() == [True, True, False]
     one = torch.ones(1, 2, dtype=torch.float64)
-    found = errors(one * 1e-200, one * 0, channel_axis=0).channels
-    assert math.isnan(found.mse[0])
-    assert math.isnan(found.sqnr_db[0])
-    assert found.max_abs[0] == 1e-200
+    channels = errors(one * 1e-200, one * 0, channel_axis=0).channels
+    assert math.isnan(channels.mse[0])
+    assert math.isnan(channels.sqnr_db[0])
+    assert channels.max_abs[0] == 1e-200
 
 
 def test_views_of_nothing_but_zeros() -> None:
     zero, one = torch.zeros(2, 3), torch.tensor([[0.0] * 3, [1.0] * 3])
-    found = errors(zero, zero, channel_axis=0).channels
-    assert found.mse.tolist() == found.relative_mse.tolist() == [0.0, 0.0]
-    assert found.sqnr_db.tolist() == [INF, INF]
-    found = errors(one, zero, channel_axis=0).channels
-    assert found.relative_mse.tolist() == [0.0, INF]
-    assert found.sqnr_db.tolist() == [INF, -INF]
+    channels = errors(zero, zero, channel_axis=0).channels
+    assert channels.mse.tolist() == channels.relative_mse.tolist() == [0.0, 0.0]
+    assert channels.sqnr_db.tolist() == [INF, INF]
+    channels = errors(one, zero, channel_axis=0).channels
+    assert channels.relative_mse.tolist() == [0.0, INF]
+    assert channels.sqnr_db.tolist() == [INF, -INF]
 
 
 def test_views_merge_index_by_index() -> None:
@@ -259,8 +259,8 @@ def test_views_merge_index_by_index() -> None:
     actual[3, 4] = NAN
     whole = errors(actual, reference, channel_axis=1).channels
     parts = [errors(actual[i : i + 30], reference[i : i + 30], channel_axis=1) for i in (0, 30, 60)]
-    for found in ((parts[0] + parts[1]) + parts[2], parts[2] + (parts[1] + parts[0])):
-        view = found.channels
+    for merged in ((parts[0] + parts[1]) + parts[2], parts[2] + (parts[1] + parts[0])):
+        view = merged.channels
         assert view.count.tolist() == whole.count.tolist()
         assert view.non_finite.tolist() == whole.non_finite.tolist()
         for name in ("mse", "mae", "sqnr_db", "relative_mse", "max_abs"):
@@ -280,5 +280,5 @@ def test_views_of_any_shape(axis: int, sizes: list[int], step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     reference = torch.randn(*shape, ELEMENTS // 3000, generator=generator)
     actual = reference + 1
-    found = errors(actual, reference, channel_axis=axis).channels
-    np.testing.assert_allclose(found.mse, per_index(actual, reference, axis)["mse"], rtol=1e-12)
+    channels = errors(actual, reference, channel_axis=axis).channels
+    np.testing.assert_allclose(channels.mse, per_index(actual, reference, axis)["mse"], rtol=1e-12)

@@ -48,12 +48,12 @@ def brute_force(actual: Tensor, reference: Tensor) -> dict[str, float]:
 @pytest.mark.parametrize("dtypes", list(itertools.product(DTYPES, DTYPES)), ids=str)
 def test_every_mixture_of_dtypes_against_brute_force(dtypes: tuple[torch.dtype, ...]) -> None:
     actual, reference = (x.to(dtype) for x, dtype in zip(pair(), dtypes, strict=True))
-    found = errors(actual, reference)
-    agree(found.metrics(), brute_force(actual, reference), 1e-12)
+    stats = errors(actual, reference)
+    agree(stats.metrics(), brute_force(actual, reference), 1e-12)
     a, r = actual.double(), reference.double()
-    assert found.elements == found.sums.count == LARGE
-    assert found.metric("max_abs") == (a - r).abs().max().item()
-    assert found.sign_flips == ((a < 0) & (r > 0) | (a > 0) & (r < 0)).sum().item() > 100
+    assert stats.elements == stats.sums.count == LARGE
+    assert stats.metric("max_abs") == (a - r).abs().max().item()
+    assert stats.sign_flips == ((a < 0) & (r > 0) | (a > 0) & (r < 0)).sum().item() > 100
 
 
 @pytest.mark.parametrize("size", [2, 3, 1000, 1024, 1025, 3000])
@@ -80,23 +80,23 @@ def test_correlation_where_the_mean_is_far_above_the_spread(dtype: torch.dtype) 
 def test_one_value_that_is_not_finite(bad: float, side: int, place: int) -> None:
     tensors = [x.clone() for x in pair()]
     tensors[side][place] = bad
-    found = errors(*tensors)
+    stats = errors(*tensors)
     kinds = NonFinite(int(math.isnan(bad)), int(bad == INF), int(bad == -INF))
-    assert found.actual_non_finite == (kinds if side == 0 else NonFinite())
-    assert found.reference_non_finite == (kinds if side == 1 else NonFinite())
-    assert found.mismatched == 1
-    assert found.elements == LARGE == found.sums.count + 1
-    assert not found.finite
-    assert all(math.isnan(value) for value in found.metrics().values())
-    assert all(math.isnan(value) for value in found.percentiles().values())
-    first = found.first_non_finite
+    assert stats.actual_non_finite == (kinds if side == 0 else NonFinite())
+    assert stats.reference_non_finite == (kinds if side == 1 else NonFinite())
+    assert stats.mismatched == 1
+    assert stats.elements == LARGE == stats.sums.count + 1
+    assert not stats.finite
+    assert all(math.isnan(value) for value in stats.metrics().values())
+    assert all(math.isnan(value) for value in stats.percentiles().values())
+    first = stats.first_non_finite
     assert first is not None
     assert first.index == (first.flat,) == (place,)
     assert repr((first.actual, first.reference)) == repr(tuple(x[place].item() for x in tensors))
-    kept = [torch.cat([x[:place], x[place + 1 :]]) for x in pair()]
-    agree(found.metrics(finite_only=True), errors(*kept).metrics(), 1e-12)
-    assert found.percentiles(finite_only=True) == errors(*kept).percentiles()
-    assert found.sign_flips == errors(*kept).sign_flips
+    shortened = [torch.cat([x[:place], x[place + 1 :]]) for x in pair()]
+    agree(stats.metrics(finite_only=True), errors(*shortened).metrics(), 1e-12)
+    assert stats.percentiles(finite_only=True) == errors(*shortened).percentiles()
+    assert stats.sign_flips == errors(*shortened).sign_flips
 
 
 def test_the_first_place_that_is_not_finite_is_kept() -> None:
@@ -125,23 +125,23 @@ def test_values_that_are_not_finite_by_kind_side_and_place(dtype: torch.dtype) -
     values = [1.0, 0.0, NAN, INF, -INF]
     met = list(itertools.product(values, values))
     actual, reference = torch.tensor(met, dtype=dtype).T
-    found = errors(actual, reference)
-    assert found.actual_non_finite == found.reference_non_finite == NonFinite(5, 5, 5)
-    assert found.mismatched == 25 - 4 - 3
-    assert found.elements == 25
-    assert found.sums.count == 4
-    assert found.metric("mse", finite_only=True) == 0.5
-    assert len(found.worst) == 2
+    stats = errors(actual, reference)
+    assert stats.actual_non_finite == stats.reference_non_finite == NonFinite(5, 5, 5)
+    assert stats.mismatched == 25 - 4 - 3
+    assert stats.elements == 25
+    assert stats.sums.count == 4
+    assert stats.metric("mse", finite_only=True) == 0.5
+    assert len(stats.worst) == 2
 
 
 def test_infinities_that_meet_are_no_agreement() -> None:
     for bad in (INF, -INF, NAN):
-        found = errors(torch.tensor([1.0, bad]), torch.tensor([1.0, bad]))
-        assert found.mismatched == 0
-        assert found.actual_non_finite.total == found.reference_non_finite.total == 1
-        assert math.isnan(found.metric("mse"))
-        assert not found.metric("sqnr_db") >= -INF
-        assert found.metric("mse", finite_only=True) == 0.0
+        stats = errors(torch.tensor([1.0, bad]), torch.tensor([1.0, bad]))
+        assert stats.mismatched == 0
+        assert stats.actual_non_finite.total == stats.reference_non_finite.total == 1
+        assert math.isnan(stats.metric("mse"))
+        assert not stats.metric("sqnr_db") >= -INF
+        assert stats.metric("mse", finite_only=True) == 0.0
     nothing = errors(torch.tensor([NAN]), torch.tensor([1.0]))
     assert math.isnan(nothing.metric("mse", finite_only=True))
     assert math.isnan(nothing.percentile(50, finite_only=True))
@@ -151,10 +151,10 @@ def test_mismatched_portions_full_of_nan() -> None:
     actual, reference = (x.clone() for x in pair())
     actual[1000 : ELEMENTS + 5000] = NAN
     reference[500:1500] = -INF
-    kept = torch.isfinite(actual) & torch.isfinite(reference)
-    found = errors(actual, reference)
-    assert found.sums.count == kept.sum().item()
-    agree(found.metrics(finite_only=True), brute_force(actual[kept], reference[kept]), 1e-12)
+    finite = torch.isfinite(actual) & torch.isfinite(reference)
+    stats = errors(actual, reference)
+    assert stats.sums.count == finite.sum().item()
+    agree(stats.metrics(finite_only=True), brute_force(actual[finite], reference[finite]), 1e-12)
 
 
 def slowly_worst(actual: Tensor, reference: Tensor, k: int) -> list[int]:
@@ -184,11 +184,13 @@ def inputs_for_worst() -> dict[str, tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("k", [0, 1, 10, 1000])
 def test_the_worst_elements(name: str, k: int) -> None:
     actual, reference = inputs_for_worst()[name]
-    found = errors(actual, reference, worst=k).worst
-    assert [each.flat for each in found] == slowly_worst(actual, reference, k)
-    for each in found:
-        assert each.actual == actual[each.flat]
-        assert each.difference == actual[each.flat].double() - reference[each.flat].double()
+    worst = errors(actual, reference, worst=k).worst
+    assert [worst_element.flat for worst_element in worst] == slowly_worst(actual, reference, k)
+    for element in worst:
+        assert element.actual == actual[element.flat]
+        assert (
+            element.difference == actual[element.flat].double() - reference[element.flat].double()
+        )
 
 
 DIFFERENCES: dict[str, Any] = {
@@ -206,33 +208,33 @@ DIFFERENCES: dict[str, Any] = {
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_percentiles_within_the_stated_error(name: str) -> None:
     differences = torch.from_numpy(DIFFERENCES[name](np.random.default_rng(4)))
-    found = errors(differences, torch.zeros_like(differences))
-    assert found.percentile_error == 2**-8
+    stats = errors(differences, torch.zeros_like(differences))
+    assert stats.percentile_error == 2**-8
     for q in (0, 0.1, 1, 5, 25, 49.9, 50, 75, 90, 95, 99, 99.9, 100):
         expected = np.percentile(differences.abs().numpy(), q, method="inverted_cdf")
-        assert abs(found.percentile(q) - expected) <= 2**-8 * expected, q
-        assert found.percentile(q) <= differences.abs().max()
-    assert found.percentile(100) == found.metric("max_abs")
-    assert found.percentiles() == {f"p{q}": found.percentile(q) for q in (50, 90, 95, 99)}
+        assert abs(stats.percentile(q) - expected) <= 2**-8 * expected, q
+        assert stats.percentile(q) <= differences.abs().max()
+    assert stats.percentile(100) == stats.metric("max_abs")
+    assert stats.percentiles() == {f"p{q}": stats.percentile(q) for q in (50, 90, 95, 99)}
 
 
 def test_ranks_are_counted_exactly() -> None:
     """16.1 * 1000 / 100 in float64 is more than 161."""
     ramp = 2.0 ** torch.arange(1000, dtype=torch.float64).sub_(500)
-    found = errors(ramp, torch.zeros_like(ramp))
+    stats = errors(ramp, torch.zeros_like(ramp))
     for q in (0.1, 7.3, 16.1, 65.4, 99.9):
-        assert found.percentile(q) == pytest.approx(ramp[round(q * 10) - 1].item(), rel=2**-8)
+        assert stats.percentile(q) == pytest.approx(ramp[round(q * 10) - 1].item(), rel=2**-8)
 
 
 def test_plain_data_and_text() -> None:
     actual, reference = (x.view(100, 10).clone() for x in pair(1000))
-    found = errors(actual, reference, channel_axis=1, token_axis=0)
-    record = json.loads(json.dumps(found.to_dict()))
-    assert record["metrics"] == found.metrics()
-    assert record["worst"][0]["index"] == list(found.worst[0].index)
+    stats = errors(actual, reference, channel_axis=1, token_axis=0)
+    record = json.loads(json.dumps(stats.to_dict()))
+    assert record["metrics"] == stats.metrics()
+    assert record["worst"][0]["index"] == list(stats.worst[0].index)
     assert len(record["channels"]["mse"]) == 10
     assert len(record["tokens"]["mse"]) == 100
-    text = str(found)
+    text = str(stats)
     assert all(metric.label in text for metric in METRICS.of("errors"))
     assert "worst at" in text
     assert "not finite" not in text

@@ -26,8 +26,8 @@ def with_channel(times: float, channels: int = 32) -> Tensor:
 def test_it_is_a_multiple_of_the_rms_of_the_rest() -> None:
     x = normal(50, 64)
     x[7, 9], x[3, 1], x[0, 0] = 1000.0, -400.0, 30.0
-    rest = sorted(abs(value) for value in x.flatten().tolist())[: 3200 - 100]
-    rms = math.sqrt(sum(value * value for value in rest) / len(rest))
+    ordinary = sorted(abs(value) for value in x.flatten().tolist())[: 3200 - 100]
+    rms = math.sqrt(sum(value * value for value in ordinary) / len(ordinary))
     beyond = massive_beyond(x)
     assert beyond == pytest.approx(20 * rms, rel=1e-6)
     assert int((x.abs() > beyond).sum()) == 3

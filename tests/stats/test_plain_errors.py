@@ -27,10 +27,10 @@ def test_as_numpy_in_float64(dtype, n, noise):
     torch.manual_seed(n)
     r = (torch.randn(n) * 3 + 0.5).to(dtype)
     a = (r.float() + noise * torch.randn(n)).to(dtype)
-    found, (relative, correlation, largest) = plain_errors(a, r), by_numpy(a, r)
-    assert found.relative_mse == pytest.approx(relative, rel=1e-5)
-    assert 1 - found.correlation == pytest.approx(1 - correlation, rel=1e-4, abs=1e-12)
-    assert found.max_abs == pytest.approx(largest, rel=1e-6)
+    plain, (relative, correlation, largest) = plain_errors(a, r), by_numpy(a, r)
+    assert plain.relative_mse == pytest.approx(relative, rel=1e-5)
+    assert 1 - plain.correlation == pytest.approx(1 - correlation, rel=1e-4, abs=1e-12)
+    assert plain.max_abs == pytest.approx(largest, rel=1e-6)
 
 
 @given(
@@ -45,28 +45,28 @@ def test_whatever_scale_noise_and_offset_it_is_near_or_silent(seed, scale, noise
     torch.manual_seed(seed)
     r = (torch.randn(n) + offset) * 10**scale
     a = r + torch.randn(n) * 10 ** (scale + noise)
-    found = plain_errors(a, r)
-    if found is not None:
+    plain = plain_errors(a, r)
+    if plain is not None:
         relative, correlation, largest = by_numpy(a, r)
-        assert found.relative_mse == pytest.approx(relative, rel=1e-4)
-        assert 1 - found.correlation == pytest.approx(1 - correlation, rel=1e-3, abs=1e-11)
-        assert found.max_abs == pytest.approx(largest, rel=1e-6)
+        assert plain.relative_mse == pytest.approx(relative, rel=1e-4)
+        assert 1 - plain.correlation == pytest.approx(1 - correlation, rel=1e-3, abs=1e-11)
+        assert plain.max_abs == pytest.approx(largest, rel=1e-6)
 
 
 def test_heavy_tails():
     torch.manual_seed(0)
     r = torch.distributions.StudentT(1.5).sample((100_000,))
     a = r + 0.01 * torch.randn(100_000)
-    found, (relative, correlation, _) = plain_errors(a, r), by_numpy(a, r)
-    assert found.relative_mse == pytest.approx(relative, rel=1e-4)
-    assert 1 - found.correlation == pytest.approx(1 - correlation, rel=1e-3)
+    plain, (relative, correlation, _) = plain_errors(a, r), by_numpy(a, r)
+    assert plain.relative_mse == pytest.approx(relative, rel=1e-4)
+    assert 1 - plain.correlation == pytest.approx(1 - correlation, rel=1e-3)
 
 
 def test_equal_tensors_are_exact_and_not_contiguous_ones_are_read():
     r = torch.randn(300, 200)
-    found = plain_errors(r.T, r.T.clone())
-    assert (found.relative_mse, found.max_abs) == (0, 0)
-    assert found.correlation == pytest.approx(1, abs=1e-12)
+    plain = plain_errors(r.T, r.T.clone())
+    assert (plain.relative_mse, plain.max_abs) == (0, 0)
+    assert plain.correlation == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3e38])

@@ -159,8 +159,8 @@ def test_the_next_run_removes_the_scratch_folder_of_a_killed_one(
             die()
 
     assert in_child(killed) == -signal.SIGKILL
-    (left,) = tmp_path.iterdir()
-    assert (left / "inside").is_dir()
+    (scratch,) = tmp_path.iterdir()
+    assert (scratch / "inside").is_dir()
     with scratch_folder() as first, scratch_folder() as second:
         assert set(tmp_path.iterdir()) == {first, second}, "those of living processes stay"
     assert list(tmp_path.iterdir()) == []
@@ -176,14 +176,14 @@ def test_a_scratch_folder_of_another_host_stays(
             folder.with_name(f"{folder.name}-left").mkdir()
         _, handle = temporary_file("qgate-rows-")
         os.close(handle)  # as a kill does
-    left = sorted(tmp_path.iterdir())
-    assert len(left) == 6
+    folders = sorted(tmp_path.iterdir())
+    assert len(folders) == 6
     monkeypatch.setattr(socket, "gethostname", lambda: "one")
     with scratch_folder():
         pass
     _, handle = temporary_file("qgate-rows-")
     os.close(handle)
-    assert len({*left} & {*tmp_path.iterdir()}) == 4
+    assert len({*folders} & {*tmp_path.iterdir()}) == 4
 
 
 @pytest.mark.parametrize("kind", ["scratch folder", "neighbor"])
@@ -221,14 +221,16 @@ def test_a_file_that_is_read_in_ranges_is_closed_with_its_reader(
     (tmp_path / "shard").write_bytes(b"0123")
     target = bytearray(2)
     gc.collect()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ranges = FileRanges(LocalFolder(tmp_path))
         assert ranges.read_into(memoryview(target), "shard", 1) == 2
-        held: list[object] = [ranges]
+        cycle: list[object] = [ranges]
         if in_a_cycle:
-            held.append(held)
-        del ranges, held
+            cycle.append(cycle)
+        del ranges, cycle
         gc.collect()
     assert target == b"12"
-    assert [str(each.message) for each in told if str(tmp_path) in str(each.message)] == []
+    assert [
+        str(warning.message) for warning in caught if str(tmp_path) in str(warning.message)
+    ] == []

@@ -41,11 +41,11 @@ def test_a_path_that_has_to_be_one_is_no_url_of_a_store(tmp_path):
 
 
 def test_a_place_in_memory_reads_and_writes():
-    place = location_of("memory://bucket/a/b.pt")
-    assert (place.name, place.stem, place.suffix) == ("b.pt", "b", ".pt")
-    check_writable(place)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(b"1234")
+    location = location_of("memory://bucket/a/b.pt")
+    assert (location.name, location.stem, location.suffix) == ("b.pt", "b", ".pt")
+    check_writable(location)
+    location.parent.mkdir(parents=True, exist_ok=True)
+    location.write_bytes(b"1234")
     assert location_of("memory://bucket/a/b.pt").read_bytes() == b"1234"
     assert location_of("MEMORY://bucket/a/b.pt").read_bytes() == b"1234"
 
@@ -79,13 +79,13 @@ class _Ftp:
 
 
 def test_what_changed_has_another_identity(tmp_path):
-    for place in (tmp_path / "a", location_of("memory://bucket/a")):
-        assert file_key(place).endswith("missing")
-        place.write_bytes(b"1")
-        before = file_key(place)
-        assert file_key(place) == before
-        place.write_bytes(b"12")
-        assert file_key(place) != before
+    for location in (tmp_path / "a", location_of("memory://bucket/a")):
+        assert file_key(location).endswith("missing")
+        location.write_bytes(b"1")
+        before = file_key(location)
+        assert file_key(location) == before
+        location.write_bytes(b"12")
+        assert file_key(location) != before
 
 
 class Clock:
@@ -118,10 +118,10 @@ BROKEN = OSError("the server answers 500")
 
 
 def test_a_store_that_fails_again_and_again_is_given_up(clock: Clock) -> None:
-    said = [clock.request(f"s3://bucket/{number}", 7.0, BROKEN) for number in range(1000)]
+    messages = [clock.request(f"s3://bucket/{number}", 7.0, BROKEN) for number in range(1000)]
     assert clock.now == 63
-    assert said[8] == "'s3://bucket/8' cannot be reached: the server answers 500."
-    assert said[-1] == (
+    assert messages[8] == "'s3://bucket/8' cannot be reached: the server answers 500."
+    assert messages[-1] == (
         "'s3://bucket/999' cannot be reached: requests to 's3://bucket' have failed for 60 s, and "
         "no more are sent for now."
     )
@@ -199,8 +199,8 @@ def test_a_store_that_does_not_answer_is_named(
 ) -> None:
     monkeypatch.setattr(locations, "_SILENCE_S", 0.0)
     monkeypatch.setattr(locations, "_stores", {})
-    said = threading.Event()
-    monkeypatch.setattr(locations, "print_line", lambda text, **_: (print(text), said.set()))
+    printed = threading.Event()
+    monkeypatch.setattr(locations, "print_line", lambda text, **_: (print(text), printed.set()))
     with locations.read_errors("s3://bucket/x"):
-        assert said.wait(60)
+        assert printed.wait(60)
     assert capsys.readouterr().out == "'s3://bucket/x' has not answered for 0 s; still waiting\n"

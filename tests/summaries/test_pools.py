@@ -214,9 +214,9 @@ def test_a_share_of_rows_is_seeded_whole_and_scaled_by_the_whole_tensor():
     for name in names:
         options = {"granularity": "tensor"} if name == "int8" else {}
         noise = (formats.quantize(x.float(), name, **options) - x).double()
-        wanted = float(x.double().square().sum() / noise.square().sum())
+        exact = float(x.double().square().sum() / noise.square().sum())
         got = few[name]["signal"] / few[name]["noise"]
-        assert abs(10 * math.log10(got / wanted)) < 1.5, name
+        assert abs(10 * math.log10(got / exact)) < 1.5, name
     wide = pool_of(x.float(), ["e4m3"], rows=1000).summary()["formats"]["fp8_e4m3"]
     assert wide["of"] == few["int8"]["of"]
 

@@ -110,8 +110,8 @@ CASES += [(name, torch.float32) for name in list(ZOO)[::3]]
 
 
 def nearest_error(sizes: Floats, values: Floats) -> Floats:
-    place = np.searchsorted(values, sizes).clip(1, len(values) - 1)
-    return np.minimum(np.abs(sizes - values[place - 1]), np.abs(sizes - values[place]))
+    index = np.searchsorted(values, sizes).clip(1, len(values) - 1)
+    return np.minimum(np.abs(sizes - values[index - 1]), np.abs(sizes - values[index]))
 
 
 def brute_force(x: torch.Tensor, name: str) -> dict[int, float]:
@@ -144,7 +144,7 @@ def decibels(more: float, least: float) -> float:
 
 def test_the_zoo_and_the_formats_are_all_there() -> None:
     assert len(ZOO) >= 20
-    names = {each.name for each in FORMATS if sweep_formats._is_swept(each)}
+    names = {fmt.name for fmt in FORMATS if sweep_formats._is_swept(fmt)}
     elements = {sweeping.element_of(name).name for name in names}
     assert elements == {sweeping.element_of(name).name for name in SWEPT}
 
@@ -170,12 +170,14 @@ def test_advice_holds_against_brute_force(name: str, dtype: torch.dtype) -> None
         elif usual:
             assert decibels(chosen, min(usual[0], chosen)) <= 1, fmt
         cost = decibels(chosen, least)
-        told = swept.record["advice"]["mse_cost_db"]
-        assert told == pytest.approx(cost, abs=1e-6), fmt
+        mse_cost = swept.record["advice"]["mse_cost_db"]
+        assert mse_cost == pytest.approx(cost, abs=1e-6), fmt
         if fmt in ("hif8", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2"):
             assert cost <= 0.1, (fmt, swept.exponent)
-        said = [line for line in lines(swept.to_dict()) if "RECOMMENDED Scaling Factor" in line]
-        assert ("the best MSE" in said[0]) == (cost > 0.1), fmt
+        advice_lines = [
+            line for line in lines(swept.to_dict()) if "RECOMMENDED Scaling Factor" in line
+        ]
+        assert ("the best MSE" in advice_lines[0]) == (cost > 0.1), fmt
 
 
 @pytest.mark.parametrize("name", ["gaussian", "uniform", "constant", "constant power", "integers"])
@@ -186,9 +188,9 @@ def test_of_equal_levels_the_one_nearest_the_usual_scale_is_advised(name: str) -
     for fmt in SWEPT:
         swept = qgate.sweep(x, fmt)
         usual = swept.record["parameters"]["usual"]
-        wanted = {"cast": 0.0, "amax": math.log2(float(np.float32(amax / values_of(fmt)[-1])))}
-        if usual["kind"] in wanted:
-            assert usual["exponent"] == pytest.approx(wanted[usual["kind"]], abs=1e-12)
+        exponents = {"cast": 0.0, "amax": math.log2(float(np.float32(amax / values_of(fmt)[-1])))}
+        if usual["kind"] in exponents:
+            assert usual["exponent"] == pytest.approx(exponents[usual["kind"]], abs=1e-12)
         else:
             assert fmt.startswith("mx")
             emax = math.frexp(values_of(fmt)[-1])[1] - 1
@@ -244,8 +246,8 @@ def test_the_usual_scale_is_what_quantize_uses() -> None:
         assert level["metrics"]["mse"] == pytest.approx(wrong, rel=1e-9, abs=0)
         best = record["levels"][record["advice"]["recommended"]]["metrics"]["sqnr_db"]
         gap = record["advice"]["usual_gap_db"]
-        there = level["metrics"]["sqnr_db"]
-        assert gap == 0 if best == there else gap == pytest.approx(best - there, abs=1e-9)
+        sqnr = level["metrics"]["sqnr_db"]
+        assert gap == 0 if best == sqnr else gap == pytest.approx(best - sqnr, abs=1e-9)
 
 
 @pytest.mark.parametrize("value", [2.0, 3.0, -0.5, 1.25])
@@ -315,19 +317,19 @@ def test_a_search_over_neighbors_finds_what_the_whole_search_finds() -> None:
 
 def test_the_composite_says_what_it_costs() -> None:
     """A heavy tail: the score prefers a small mean error to the best squared one."""
-    found = 0
+    examples = 0
     for name in ("t with 2 degrees", "cauchy", "log-normal", "in int8 already"):
         for fmt in ("int8", "int4", "fp4_e2m1", "fp6_e2m3"):
             swept = qgate.sweep(torch.from_numpy(ZOO[name]).bfloat16(), fmt)
             cost = swept.record["advice"]["mse_cost_db"]
-            told = f"loses {cost:.2f} dB against the level with the best MSE"
-            assert any(told in reason for reason in swept.reasons) == (cost > advice.COSTLY_DB)
+            cost_text = f"loses {cost:.2f} dB against the level with the best MSE"
+            assert any(cost_text in reason for reason in swept.reasons) == (cost > advice.COSTLY_DB)
             if cost > advice.COSTLY_DB:
                 finest = swept.levels[swept.record["advice"]["best_mse"]]
                 words = f"{cost:.2f} dB more than the best MSE, at 2^{finest['exponent']:g}"
                 assert SweepView(swept.to_dict()).mse_cost == words
-                found += 1
-    assert found, "an example is needed"
+                examples += 1
+    assert examples, "an example is needed"
 
 
 def test_names_of_formats_that_cannot_be_swept_are_not_offered() -> None:

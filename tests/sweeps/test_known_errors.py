@@ -152,11 +152,11 @@ def test_error_09_one_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0
     chosen = record["levels"][record["advice"]["recommended"]]
     out = capsys.readouterr().out
-    said = re.findall(r"(?:RECOMMENDED Scaling Factor|Use scaling factor): 2\^(-?[\d.]+)", out)
-    assert len(said) == 2
+    exponents = re.findall(r"(?:RECOMMENDED Scaling Factor|Use scaling factor): 2\^(-?[\d.]+)", out)
+    assert len(exponents) == 2
     # The one element holds nearly all the energy, and amax / max has it exactly. Of powers of two,
     # 7 is the first that keeps it.
-    assert [float(s) for s in said] == [pytest.approx(chosen["exponent"], abs=1e-4)] * 2
+    assert [float(s) for s in exponents] == [pytest.approx(chosen["exponent"], abs=1e-4)] * 2
     assert chosen["exponent"] == pytest.approx(math.log2(x[3].item() / 448), abs=1e-6)
     assert "use 2^7: SQNR" in out
     assert chosen["overflow"] == 0
@@ -184,9 +184,9 @@ def test_error_11_scale_bits_matter_and_nonsense_is_refused(
 
 
 def test_error_12_nothing_is_overwritten_by_a_tensor_of_the_same_name() -> None:
-    for place, seed in (("d1", 1), ("d2", 2)):
-        Path(place).mkdir()
-        torch.save(activation(seed=seed), f"{place}/same.pt")
+    for folder, seed in (("d1", 1), ("d2", 2)):
+        Path(folder).mkdir()
+        torch.save(activation(seed=seed), f"{folder}/same.pt")
     argv = ["sweep", "d1/same.pt", "d2/same.pt", "--no-plots", "--output-dir", "out"]
     assert main(argv) == 0
     paths = sorted(Path("out").rglob("mxfp_scaling_fp8_e4m3.json"))
@@ -221,10 +221,10 @@ def test_error_14_huge_tensors_have_finite_errors() -> None:
     ids=["constant", "powers", "zero-dim"],
 )
 def test_error_15_exact_levels_have_a_score(x: torch.Tensor) -> None:
-    found = qgate.sweep(x, "e4m3")
-    assert found.recommended["metrics"]["psnr_db"] == math.inf
-    assert found.recommended["score"] == 1.0
-    assert all(0 <= level["score"] <= 1 for level in found.levels)
+    sweep_result = qgate.sweep(x, "e4m3")
+    assert sweep_result.recommended["metrics"]["psnr_db"] == math.inf
+    assert sweep_result.recommended["score"] == 1.0
+    assert all(0 <= level["score"] <= 1 for level in sweep_result.levels)
 
 
 def test_error_16_flushed_means_becomes_zero() -> None:
@@ -278,7 +278,7 @@ def test_error_21_no_code_in_a_file_runs() -> None:
 def test_error_22_the_score_does_not_depend_on_magnitude() -> None:
     x = activation().double()
     a, b = qgate.sweep(x, "e4m3", levels=9), qgate.sweep(x * 2.0**-30, "e4m3", levels=9)
-    scores = [[level["score"] for level in found.levels] for found in (a, b)]
+    scores = [[level["score"] for level in sweep_result.levels] for sweep_result in (a, b)]
     assert scores[0] == pytest.approx(scores[1], rel=1e-9)
 
 
@@ -328,16 +328,16 @@ def test_error_26_every_tensor_of_a_file_is_swept_and_keys_are_listed(
 
 def test_error_27_the_ends_keep_their_names_when_they_change_sides() -> None:
     """A tensor of one binade fits between its ends: the maximum alignment is the smaller one."""
-    found = qgate.sweep(torch.tensor([1.0, 1.3]), "e4m3")
-    ends = found.record["parameters"]
+    sweep_result = qgate.sweep(torch.tensor([1.0, 1.3]), "e4m3")
+    ends = sweep_result.record["parameters"]
     assert ends["max_exp"] < ends["min_exp"]
-    for level in found.levels:
+    for level in sweep_result.levels:
         assert ("maximum" in level["marks"]) == (level["exponent"] == ends["max_exp"])
         assert ("minimum" in level["marks"]) == (level["exponent"] == ends["min_exp"])
         if "maximum" in level["marks"]:
             assert level["overflow"] == 0
-    position = found.record["advice"]["position"]
-    marks = found.recommended["marks"]
+    position = sweep_result.record["advice"]["position"]
+    marks = sweep_result.recommended["marks"]
     assert position == "between" or position in marks
 
 

@@ -23,28 +23,28 @@ def realistic() -> SweepRecord:
 
 
 def entry(number: int = 0, **more: Any) -> SweptFormat:
-    made = entry_of(realistic(), f"t{number:03}", ["a.json"])
-    return {**made, "tensor": f"t{number:03}.pt", **more}  # type: ignore[typeddict-item]
+    base = entry_of(realistic(), f"t{number:03}", ["a.json"])
+    return {**base, "tensor": f"t{number:03}.pt", **more}  # type: ignore[typeddict-item]
 
 
 def test_an_entry_is_the_recommended_level() -> None:
     record = realistic()
     level = record["levels"][record["advice"]["recommended"]]
-    made = entry()
-    assert made["sqnr_db"] == level["metrics"]["sqnr_db"]
-    assert made["overflow"] == level["overflow_share"]
-    assert made["gap_db"] == record["advice"]["usual_gap_db"]
+    actual = entry()
+    assert actual["sqnr_db"] == level["metrics"]["sqnr_db"]
+    assert actual["overflow"] == level["overflow_share"]
+    assert actual["gap_db"] == record["advice"]["usual_gap_db"]
 
 
 def said(*entries: SweptFormat, bad: int = 0) -> list[Finding]:
     results = [(f"t{i}", "is broken") for i in range(bad)]
-    return findings(list(entries), [*results, *((each["tensor"], None) for each in entries)])
+    return findings(list(entries), [*results, *((swept["tensor"], None) for swept in entries)])
 
 
 def test_what_costs_and_what_gains_against_the_usual_scale_are_notes() -> None:
-    told = said(entry(1, gap_db=-1.25), entry(2, gap_db=0.0), entry(3, gap_db=2.5))
-    assert {level for level, *_ in told} == {"info"}
-    words = [text.partition(": ")[2] for _, text, _ in told]
+    notes = said(entry(1, gap_db=-1.25), entry(2, gap_db=0.0), entry(3, gap_db=2.5))
+    assert {level for level, *_ in notes} == {"info"}
+    words = [text.partition(": ")[2] for _, text, _ in notes]
     assert words[0].startswith(
         "the recommended scale has less SQNR than production in 1 of 3 tensors, most in t001.pt"
     )
@@ -53,16 +53,16 @@ def test_what_costs_and_what_gains_against_the_usual_scale_are_notes() -> None:
 
 
 def test_saturation_at_the_recommended_level_is_a_loss() -> None:
-    told = said(entry(1, severe=True, overflow=0.2), entry(2))
+    losses = said(entry(1, severe=True, overflow=0.2), entry(2))
     assert ("warn", True) in [
-        (level, "in 1 of 2 tensors, most in t001.pt: 20.00%" in words) for level, words, _ in told
+        (level, "in 1 of 2 tensors, most in t001.pt: 20.00%" in words) for level, words, _ in losses
     ]
 
 
 def test_many_failures_are_counted() -> None:
-    told = [words for level, words, _ in said(bad=25) if level == "fail"]
-    assert len(told) == 21
-    assert told[-1] == "and 5 more tensors that failed"
+    failures = [words for level, words, _ in said(bad=25) if level == "fail"]
+    assert len(failures) == 21
+    assert failures[-1] == "and 5 more tensors that failed"
 
 
 @pytest.mark.parametrize(("gap", "shown"), [(math.inf, "+inf"), (math.nan, "–")])
@@ -73,7 +73,7 @@ def test_gaps_without_a_number_are_no_finding(gap: float, shown: str) -> None:
 
 def test_of_many_tensors_the_worst_are_pictured() -> None:
     many = [entry(i, sqnr_db=float(i), rest_db=float(i)) for i in range(100)]
-    text = page(many[::-1], [(each["tensor"], None) for each in many], "")
+    text = page(many[::-1], [(item["tensor"], None) for item in many], "")
     assert len(re.findall("<svg ", text)) == 60
     assert "Of the 60 worst of 100 tensors" in text
     assert text.count("<div class='figures small'>") == 60, "a row for each tensor"
@@ -83,9 +83,9 @@ def test_of_many_tensors_the_worst_are_pictured() -> None:
 
 def test_values_beside_nan_give_no_advice_and_do_not_lead() -> None:
     bad = entry(1, failed="1 NaN in the tensor", gap_db=9.0, level="2^-77", severe=True)
-    told = [words for level, words, _ in said(bad, entry(2, gap_db=0.5)) if level != "fail"]
-    assert told
-    assert not any("t001.pt" in words for words in told)
+    texts = [words for level, words, _ in said(bad, entry(2, gap_db=0.5)) if level != "fail"]
+    assert texts
+    assert not any("t001.pt" in words for words in texts)
     text = page([bad, entry(2)], [("t001.pt", "1 NaN in the tensor"), ("t002.pt", None)], "")
     first = text[text.index("<h1>") :].partition("</h1>")[0].replace("<wbr>", "")
     assert (
@@ -102,7 +102,7 @@ def test_without_a_failure_the_page_leads_with_the_scale_to_use() -> None:
         "",
     )
     entries = [first, entry(2, sqnr_db=3.0, rest_db=3.0, exponent=5.0)]
-    results = [(each["tensor"], None) for each in entries]
+    results = [(item["tensor"], None) for item in entries]
     assert headline(entries, results) == (
         f"Use 2^-9 to 2^5 for {first['format']}: SQNR lowest in t002.pt, 3.00 dB",
         "",
@@ -133,7 +133,7 @@ def test_no_format_is_advised_that_is_best_for_few() -> None:
         )
         for number, name in enumerate(best)
     ]
-    results = [(each["tensor"], None) for each in entries]
+    results = [(item["tensor"], None) for item in entries]
     assert headline(entries, results)[0] == (
         "No format is best for most of 2 tensors: of 8 bits int8 in 1 and fp8_e4m3 in 1; of 4 bits "
         "mxfp4_e2m1, in 2"

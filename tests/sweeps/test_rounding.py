@@ -32,9 +32,9 @@ def hard_numbers(fmt: Any) -> np.ndarray:
 def test_rows_are_rounded_to_the_bits_of_nearest(fmt: Any) -> None:
     row = hard_numbers(fmt)
     rows = np.stack([row, row / 3, row * 2.0**-9])
-    found = round_rows(fmt, rows)
-    assert np.array_equal(found, fmt.nearest(torch.from_numpy(rows)).numpy())
-    assert not np.signbit(found).any()
+    rounded = round_rows(fmt, rows)
+    assert np.array_equal(rounded, fmt.nearest(torch.from_numpy(rows)).numpy())
+    assert not np.signbit(rounded).any()
 
 
 @pytest.mark.parametrize("fmt", NARROW, ids=[fmt.name for fmt in NARROW])

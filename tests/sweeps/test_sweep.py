@@ -108,13 +108,13 @@ def test_counts_chunks_and_bf16_numbers_in_float32_give_the_same() -> None:
     x = activation()
     whole = qgate.sweep(x, "e4m3").to_dict()
     for other in (counts(x), counts(x.split(7)), x.float()):
-        again = qgate.sweep(other, "e4m3").to_dict()
-        assert again["levels"] == whole["levels"]
-        assert again["advice"] == whole["advice"]
+        repeated = qgate.sweep(other, "e4m3").to_dict()
+        assert repeated["levels"] == whole["levels"]
+        assert repeated["advice"] == whole["advice"]
     blocks = qgate.sweep(x, "mxfp4", granularity="block").to_dict()
     for other in (block_counts(x), x.float()):
-        again = qgate.sweep(other, "fp4_e2m1", granularity="block").to_dict()
-        assert again["levels"] == blocks["levels"]
+        repeated = qgate.sweep(other, "fp4_e2m1", granularity="block").to_dict()
+        assert repeated["levels"] == blocks["levels"]
 
 
 def test_direct_float32_agrees_with_its_own_counts() -> None:
@@ -410,11 +410,11 @@ def test_when_everything_overflows_the_least_problematic_level_is_recommended() 
         }
         for i in range(3)
     ]
-    found = advice.advise(levels, block=False)
-    assert found["recommended"] == found["least_problematic"] == 0
-    assert found["candidates"] == "all levels overflow: least problematic"
-    assert found["clean_range"] is None
-    assert any("loses the least" in reason for reason in found["reasons"])
+    advised = advice.advise(levels, block=False)
+    assert advised["recommended"] == advised["least_problematic"] == 0
+    assert advised["candidates"] == "all levels overflow: least problematic"
+    assert advised["clean_range"] is None
+    assert any("loses the least" in reason for reason in advised["reasons"])
 
 
 def test_a_sweep_is_plain_data(tmp_path) -> None:
@@ -434,11 +434,11 @@ def test_a_sweep_is_plain_data(tmp_path) -> None:
 
 def test_range_counts_before_rounding() -> None:
     x = torch.tensor([1.0, 2.0**-7, 2.0**-9, 2.0**-11, 0.0, -(2.0**-8)])
-    found = qgate.analysis.range(x, "e4m3")
-    assert (found.underflow, found.flushed, found.elements) == (4, 1, 6)
-    assert found.severity == "high"
-    assert "4 of 6" in str(found)
-    assert found.to_dict()["underflow_share"] == 4 / 6
+    counted = qgate.analysis.range(x, "e4m3")
+    assert (counted.underflow, counted.flushed, counted.elements) == (4, 1, 6)
+    assert counted.severity == "high"
+    assert "4 of 6" in str(counted)
+    assert counted.to_dict()["underflow_share"] == 4 / 6
     assert qgate.analysis.range(torch.ones(5), "e4m3").severity == "none"
     moderate = torch.ones(1000)
     moderate[:5] = 2.0**-8
@@ -472,16 +472,16 @@ def test_watching_speaks_once_per_site_and_changes_nothing(caplog) -> None:
 
 
 def test_watching_keeps_gradients_and_takes_a_callback() -> None:
-    said: list[str] = []
+    warnings: list[str] = []
     x = (torch.ones(1000) * 1.5).requires_grad_()
     small = torch.ones(1000)
     small[:5] = 2.0**-8
-    with qgate.watch_underflow(said.append):
+    with qgate.watch_underflow(warnings.append):
         y = qgate.quantize(x * small, "e4m3")
     y.sum().backward()
     assert x.grad is not None
-    assert len(said) == 1
-    assert "MODERATE" in said[0]
+    assert len(warnings) == 1
+    assert "MODERATE" in warnings[0]
 
 
 def test_a_site_keeps_its_worst_tensor_and_sites_of_processes_add_up() -> None:
@@ -491,8 +491,8 @@ def test_a_site_keeps_its_worst_tensor_and_sites_of_processes_add_up() -> None:
 
     def watched(*tensors: torch.Tensor) -> Watch:
         with qgate.watch_underflow(lambda _: None) as watch:
-            for each in tensors:
-                qgate.quantize(each, "e4m3")
+            for tensor in tensors:
+                qgate.quantize(tensor, "e4m3")
         return watch
 
     watch, other = watched(some, all_of_it, x), watched(x, some)

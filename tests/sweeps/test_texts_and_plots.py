@@ -68,9 +68,9 @@ def all_lines(record: Record) -> list[str]:
 
 
 def one_line(record: Record, start: str) -> str:
-    found = [line for line in sweep_text.lines(record) if line.strip().startswith(start)]
-    assert len(found) == 1, found
-    return found[0]
+    matches = [line for line in sweep_text.lines(record) if line.strip().startswith(start)]
+    assert len(matches) == 1, matches
+    return matches[0]
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -88,9 +88,11 @@ def test_one_exponent_is_recommended_everywhere(name: str) -> None:
     record = TENSORS[name]()
     own = float(record["levels"][record["advice"]["recommended"]]["exponent"])
     lines = sweep_text.lines(record)
-    found = [hit[1] for line in lines for pattern in ADVISED if (hit := re.search(pattern, line))]
-    assert len(found) >= 4
-    assert {float(text) for text in found} == {own}
+    exponents = [
+        hit[1] for line in lines for pattern in ADVISED if (hit := re.search(pattern, line))
+    ]
+    assert len(exponents) >= 4
+    assert {float(text) for text in exponents} == {own}
     for line in lines:
         if avoided := re.search(r"AVOID .*Scale Exp (\S+?)(?: to (\S+?))?(?:[ :]|$)", line):
             first = float(avoided[1])
@@ -101,8 +103,8 @@ def test_one_exponent_is_recommended_everywhere(name: str) -> None:
 @pytest.mark.parametrize("name", TENSORS)
 def test_the_recommendation_is_a_number_and_never_reads_as_zero(name: str) -> None:
     lines = sweep_text.lines(TENSORS[name]())
-    said = [line for line in lines if re.search(r"Factor|factor:|xponent:|AVOID", line)]
-    assert not [line for line in said if re.search(r"\bnan\b|0\.000000\b", line)]
+    scale_lines = [line for line in lines if re.search(r"Factor|factor:|xponent:|AVOID", line)]
+    assert not [line for line in scale_lines if re.search(r"\bnan\b|0\.000000\b", line)]
 
 
 def test_tiny_and_huge_factors_are_readable() -> None:
@@ -127,7 +129,7 @@ def test_sqnr_leads_and_the_energy_stands_beside_the_elements(name: str) -> None
     record = TENSORS[name]()
     lines = sweep_text.lines(record)
     for line in lines:
-        places = [line.find(what) for what in ("SQNR: ", "MSE: ", "Cosine: ", "PSNR: ")]
+        places = [line.find(label) for label in ("SQNR: ", "MSE: ", "Cosine: ", "PSNR: ")]
         if min(places) >= 0:
             assert places == sorted(places)
     measured = lines[lines.index("   Balanced Performance:") + 1 :]
@@ -298,33 +300,33 @@ def test_a_block_sweep_speaks_about_offsets(name: str) -> None:
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What is saved, still as a figure; a warning of matplotlib is an error."""
-    kept: list[Any] = []
+    created: list[Any] = []
     save = _sheet.save
 
     def keep(figure: Any, path: Path, **more: Any) -> None:
         save(figure, path, **more)
-        kept.append(figure)
+        created.append(figure)
 
     monkeypatch.setattr(_sheet, "save", keep)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        yield kept
+        yield created
 
 
 def texts_in(figure: Any) -> list[Any]:
     """All texts one sees; matplotlib also keeps labels of ticks outside the axis."""
-    found = [*figure.texts]
+    texts = [*figure.texts]
     for axes in figure.axes:
-        found += axes.texts
+        texts += axes.texts
         if legend := axes.get_legend():
-            found += legend.get_texts()
+            texts += legend.get_texts()
         if axes.axison:
-            found += [axes.title, axes._left_title, axes._right_title]
+            texts += [axes.title, axes._left_title, axes._right_title]
             for axis in (axes.xaxis, axes.yaxis):
                 low, high = sorted(axis.get_view_interval())
                 ticks = [t for t in axis.get_major_ticks() if low <= t.get_loc() <= high]
-                found += [axis.label, *(tick.label1 for tick in ticks)]
-    return [text for text in found if text.get_text().strip()]
+                texts += [axis.label, *(tick.label1 for tick in ticks)]
+    return [text for text in texts if text.get_text().strip()]
 
 
 def overlaps(figure: Any) -> list[str]:
@@ -333,7 +335,7 @@ def overlaps(figure: Any) -> list[str]:
     boxes = [(text.get_text(), text.get_window_extent()) for text in texts_in(figure)]
     assert len(boxes) > 6
     edge = figure.bbox
-    found = [
+    collisions = [
         f"{words!r} leaves the picture"
         for words, box in boxes
         if min(box.x0 - edge.x0, edge.x1 - box.x1, box.y0 - edge.y0, edge.y1 - box.y1) < -1
@@ -343,8 +345,8 @@ def overlaps(figure: Any) -> list[str]:
             wide = min(box.x1, second.x1) - max(box.x0, second.x0)
             high = min(box.y1, second.y1) - max(box.y0, second.y0)
             if wide > 1 and high > 1:
-                found.append(f"{words!r} covers {other!r}")
-    return found
+                collisions.append(f"{words!r} covers {other!r}")
+    return collisions
 
 
 def check(

@@ -73,8 +73,8 @@ def markdown_text(cell: str) -> str:
     parts = re.split(r"(`[^`]*`)", cell)
     assert "`" not in "".join(parts[::2]), "a code span that does not end"
     for plain in parts[::2]:
-        left = re.sub(r"&#?\w+;", "", plain)
-        assert not re.search(r"[<>*_\[\]\\~#]|[@$]|://|www\.", left), f"live: {plain!r}"
+        remaining = re.sub(r"&#?\w+;", "", plain)
+        assert not re.search(r"[<>*_\[\]\\~#]|[@$]|://|www\.", remaining), f"live: {plain!r}"
     return "".join(part[1:-1] if at % 2 else html.unescape(part) for at, part in enumerate(parts))
 
 
@@ -90,32 +90,32 @@ def test_there_are_two_hundred() -> None:
 
 @EVERY
 def test_one_line_is_one_line_of_characters_that_can_be_seen(text: str) -> None:
-    shown = one_line(text)
-    assert len(shown.splitlines()) <= 1
-    odd = {char for char in shown if unicodedata.category(char)[0] == "C"}
-    odd |= {char for char in shown if unicodedata.category(char) in ("Zl", "Zp")}
+    escaped = one_line(text)
+    assert len(escaped.splitlines()) <= 1
+    odd = {char for char in escaped if unicodedata.category(char)[0] == "C"}
+    odd |= {char for char in escaped if unicodedata.category(char) in ("Zl", "Zp")}
     assert odd == set()
-    shown.encode("utf-8")
-    assert shown == text or odd_in(text)
+    escaped.encode("utf-8")
+    assert escaped == text or odd_in(text)
 
 
 @EVERY
 def test_a_terminal_and_a_log_obey_nothing(text: str) -> None:
-    shown = for_terminal(text)
+    escaped = for_terminal(text)
     assert not re.search(
-        r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", shown
+        r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", escaped
     )
-    assert not re.search(r"^\s*::", shown, re.MULTILINE)
-    assert not re.search(r"##(\[|vso\[)", shown)
-    assert shown.count("\n") == text.count("\n")
+    assert not re.search(r"^\s*::", escaped, re.MULTILINE)
+    assert not re.search(r"##(\[|vso\[)", escaped)
+    assert escaped.count("\n") == text.count("\n")
 
 
 @EVERY
 def test_json_reads_the_same_and_is_no_command(text: str) -> None:
-    shown = for_json(json.dumps({"name": text}))
-    assert json.loads(shown) == json.loads(json.dumps({"name": text}))
-    assert shown.isprintable()
-    assert not re.search(r"##(\[|vso\[)", shown)
+    escaped = for_json(json.dumps({"name": text}))
+    assert json.loads(escaped) == json.loads(json.dumps({"name": text}))
+    assert escaped.isprintable()
+    assert not re.search(r"##(\[|vso\[)", escaped)
 
 
 @EVERY
@@ -161,19 +161,19 @@ def test_a_markdown_table_reads_one_cell_with_the_text(text: str) -> None:
     assert len(row.splitlines()) == 1
     cells = cells_of(row)
     assert (len(cells), cells[0], cells[-1]) == (3, "first", "last")
-    shown = one_line(text)
-    shown = shown if len(shown) <= 300 else f"{shown[:150]}…{shown[-150:]}"
-    assert markdown_text(cells[1]) == shown.strip()
+    cell_text = one_line(text)
+    cell_text = cell_text if len(cell_text) <= 300 else f"{cell_text[:150]}…{cell_text[-150:]}"
+    assert markdown_text(cells[1]) == cell_text.strip()
 
 
 @EVERY
 def test_a_workflow_reads_one_command_with_the_text(text: str) -> None:
     command = f"::error title={for_workflow_property(text)}::{for_workflow(text)}"
-    found = re.fullmatch(r"::error title=([^:,\r\n]*)::([^\r\n]*)", command)
-    assert found is not None
+    match = re.fullmatch(r"::error title=([^:,\r\n]*)::([^\r\n]*)", command)
+    assert match is not None
     assert len(command.splitlines()) == 1
     codes = {"%0D": "\r", "%0A": "\n", "%3A": ":", "%2C": ",", "%25": "%"}
-    for part in found.groups():
+    for part in match.groups():
         decoded = re.sub("%(?:0D|0A|3A|2C|25)", lambda code: codes[code[0]], part)
         assert decoded == one_line(text)
 

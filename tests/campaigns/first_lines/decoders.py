@@ -57,14 +57,14 @@ def attend(
         if cap:
             scores = scores.clamp(-cap, cap)
         size = scores.shape[-1]
-        seen = torch.ones(size, size, dtype=torch.bool)
+        visible = torch.ones(size, size, dtype=torch.bool)
         if getattr(module, "is_causal", False):
-            seen = seen.tril(first - 1)
+            visible = visible.tril(first - 1)
             if window:
-                seen = seen.triu(1 - window)
+                visible = visible.triu(1 - window)
             if unseen:
-                seen[unseen:, :1] = False
-        scores = scores.masked_fill(~seen, -math.inf)
+                visible[unseen:, :1] = False
+        scores = scores.masked_fill(~visible, -math.inf)
         if mask is not None and not getattr(module, "is_causal", False):
             allowed = mask if mask.dtype == torch.bool else mask == 0
             scores = scores.masked_fill(~allowed, -math.inf)

@@ -30,12 +30,12 @@ def _attention(change: Callable[..., Attended], when: Callable[[Tensor, Tensor],
         keys, values = (x.repeat_interleave(groups, 1) for x in (k, v))
         count, length = q.shape[2], k.shape[2]
         if mask is None:
-            seen = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+            visible = torch.ones(count, length, dtype=torch.bool).tril(length - count)
         else:
-            seen = (mask if mask.dtype == torch.bool else mask == 0)[..., :length]
+            visible = (mask if mask.dtype == torch.bool else mask == 0)[..., :length]
         if when(q, k):
-            q, keys, values, seen, scaling = change(q, keys, values, seen, scaling)
-        scores = (q.float() @ keys.float().mT * scaling).masked_fill(~seen, -math.inf)
+            q, keys, values, visible, scaling = change(q, keys, values, visible, scaling)
+        scores = (q.float() @ keys.float().mT * scaling).masked_fill(~visible, -math.inf)
         mixed = (scores.softmax(-1).nan_to_num(0.0) @ values.float()).to(q.dtype)
         return mixed.transpose(1, 2).contiguous(), None
 

@@ -121,8 +121,8 @@ def before(name: str, change: Change, place: int | str = 0) -> Plant:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if isinstance(place, str):
                 return right(*args, **{**kwargs, place: change(kwargs[place])})
-            given = [change(x) if k == place else x for k, x in enumerate(args)]
-            return right(*given, **kwargs)
+            changed_args = [change(x) if k == place else x for k, x in enumerate(args)]
+            return right(*changed_args, **kwargs)
 
         module.forward = forward  # type: ignore[method-assign]
 

@@ -37,8 +37,8 @@ def within(module: str, of: Any, name: str, function: Callable[..., Any]) -> Pla
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    left, right = x.chunk(2, -1)
-    return x * cos + torch.cat([-right, left], -1) * sin
+    first_half, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, first_half], -1) * sin
 
 
 def rotated(of_queries: Rotate, of_keys: Rotate) -> Plant:

@@ -26,10 +26,10 @@ def is_named(fault: Fault, line: str) -> bool:
 
     Where it is worst, and by how much, says nothing of what it is.
     """
-    place, _, words = line.partition(" ")
+    site, _, words = line.partition(" ")
     words = re.sub(r"\(worst at [^)]*\)|: \w+@worst_token .*", "", words)
     begins = re.match if fault.suite == "gradients" else re.fullmatch
-    return bool(begins(fault.site, place) and re.search(fault.words, words))
+    return bool(begins(fault.site, site) and re.search(fault.words, words))
 
 
 @share(40, by=["fault.model"])

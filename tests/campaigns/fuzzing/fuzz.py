@@ -46,7 +46,7 @@ def run(target: Target, cases: int, seed: int, folder: Path) -> dict[str, bytes]
     """What was found, by what is wrong."""
     random_ = random.Random(f"{seed} {target.name}")
     warmed(target)
-    found: dict[str, bytes] = {}
+    failures: dict[str, bytes] = {}
     refused = collections.Counter[str]()
     begin = time.monotonic()
     for _ in range(cases):
@@ -54,13 +54,16 @@ def run(target: Target, cases: int, seed: int, folder: Path) -> dict[str, bytes]
         outcome = run_case(target, data, folder)
         refused[outcome.said.partition(":")[0] or "read"] += 1
         kind = outcome.wrong
-        if kind and not any(_alike(kind, known) for known in found):
-            found[kind] = shortened(target, data, kind, folder) if "took" not in kind else data
-            print(f"FOUND {target.name!r} {found[kind].hex()}\n      {kind}", flush=True)
+        if kind and not any(_alike(kind, failure) for failure in failures):
+            failures[kind] = shortened(target, data, kind, folder) if "took" not in kind else data
+            print(f"FOUND {target.name!r} {failures[kind].hex()}\n      {kind}", flush=True)
     spent = time.monotonic() - begin
-    told = ", ".join(f"{word} {count}" for word, count in refused.most_common())
-    print(f"{target.name}: {cases} cases in {spent:.1f} s ({told}), {len(found)} found", flush=True)
-    return found
+    counts = ", ".join(f"{word} {count}" for word, count in refused.most_common())
+    print(
+        f"{target.name}: {cases} cases in {spent:.1f} s ({counts}), {len(failures)} found",
+        flush=True,
+    )
+    return failures
 
 
 def _alike(one: str, other: str) -> bool:
@@ -85,7 +88,7 @@ def _steer_here(target: Target, cases: int, seed: int, folder: Path) -> None:
     warmed(target)
     if unseen := unseen_modules():
         raise AssertionError(f"cases are not steered by what they reach in {', '.join(unseen)}")
-    found: list[str] = []
+    failures: list[str] = []
     begin = time.monotonic()
     count = refused = 0
 
@@ -94,13 +97,13 @@ def _steer_here(target: Target, cases: int, seed: int, folder: Path) -> None:
         count += 1
         outcome = run_case(target, data, folder)
         refused += bool(outcome.said)
-        if outcome.wrong and not any(_alike(outcome.wrong, known) for known in found):
-            found.append(outcome.wrong)
+        if outcome.wrong and not any(_alike(outcome.wrong, failure) for failure in failures):
+            failures.append(outcome.wrong)
             print(f"FOUND {target.name!r} {data.hex()}\n      {outcome.wrong}", flush=True)
         if count == cases:
             spent = time.monotonic() - begin
             print(f"{target.name}: {cases} cases in {spent:.1f} s, {refused} refused, "
-                  f"{len(found)} found", flush=True)  # fmt: skip
+                  f"{len(failures)} found", flush=True)  # fmt: skip
 
     options = (
         f"-runs={cases}",
@@ -153,14 +156,14 @@ def main() -> int:
 
     if odd := [name for name in args.targets if name not in TARGETS]:
         parser.error(f"no target {odd[0]!r}; there are {', '.join(TARGETS)}")
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as made:
-        os.chdir(made)
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        os.chdir(folder)
         for name in args.targets or TARGETS:
             if args.coverage:
-                if steer(TARGETS[name], args.cases, args.seed, Path(made)):
+                if steer(TARGETS[name], args.cases, args.seed, Path(folder)):
                     return 1
             else:
-                run(TARGETS[name], args.cases, args.seed, Path(made))
+                run(TARGETS[name], args.cases, args.seed, Path(folder))
     return 0
 
 

@@ -80,7 +80,7 @@ def guarded(
         sys.addaudithook(_hook)
         _hooked.append(True)
     watched = _Watched("" if outside is None else str(outside.resolve()))
-    said = wrong = ""
+    refusal = wrong = ""
     before = _peak_anew()
     caught: BaseException | None = None
     _watched.append(watched)
@@ -95,7 +95,7 @@ def guarded(
     finally:
         _watched.pop()
     if isinstance(caught, (QgateError, OSError, *allowed)):
-        said = f"{type(caught).__name__}: {caught}"
+        refusal = f"{type(caught).__name__}: {caught}"
     elif isinstance(caught, TooLongError):
         wrong = f"took more than {seconds} s: {_where(caught)}"
     elif isinstance(caught, MemoryError):
@@ -110,14 +110,14 @@ def guarded(
     if canary is not None and canary.exists():
         canary.unlink()
         wrong = f"code of the file ran; {wrong}"
-    return Outcome(said, wrong)
+    return Outcome(refusal, wrong)
 
 
 def _where(error: BaseException) -> str:
     """The last places in the house."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [f"{Path(f.filename).name}:{f.name}" for f in frames if "qgate" in f.filename]
-    own = [each for each in inside if not each.startswith(("guard.py", "targets"))]
+    own = [frame for frame in inside if not frame.startswith(("guard.py", "targets"))]
     return " < ".join(reversed(own[-3:])) or "outside of the house"
 
 

@@ -48,10 +48,10 @@ def field(name: str, **given: Any) -> Change:
     """Fields of the first line of JSON in a file set to something else."""
 
     def change(folder: Path) -> None:
-        first, _, rest = (folder / name).read_text().partition("\n") if name.endswith("l") else (
+        first, _, body = (folder / name).read_text().partition("\n") if name.endswith("l") else (
             (folder / name).read_text(), "", "")  # fmt: skip
         (folder / name).write_text(
-            json.dumps(json.loads(first) | given) + ("\n" + rest if rest else "")
+            json.dumps(json.loads(first) | given) + ("\n" + body if body else "")
         )
 
     return change
@@ -112,9 +112,9 @@ def overlapping(folder: Path) -> None:
 
 def beyond_storage(folder: Path) -> None:
     """A tensor of more elements than its storage has: it would be laid over what the memory holds."""
-    made = io.BytesIO()
-    torch.save(torch.arange(16.0), made)
-    with zipfile.ZipFile(made) as archive, zipfile.ZipFile(_only(folder, "t.pt"), "w") as changed:
+    buffer = io.BytesIO()
+    torch.save(torch.arange(16.0), buffer)
+    with zipfile.ZipFile(buffer) as archive, zipfile.ZipFile(_only(folder, "t.pt"), "w") as changed:
         for entry in archive.infolist():
             content = archive.read(entry)
             if entry.filename.endswith("data.pkl"):
@@ -125,10 +125,10 @@ def beyond_storage(folder: Path) -> None:
 
 def deflated(folder: Path) -> None:
     """The storage compressed inside of the archive, a thousand times smaller."""
-    made = io.BytesIO()
-    torch.save(torch.zeros(SIZE, dtype=torch.uint8), made)
+    buffer = io.BytesIO()
+    torch.save(torch.zeros(SIZE, dtype=torch.uint8), buffer)
     with (
-        zipfile.ZipFile(made) as archive,
+        zipfile.ZipFile(buffer) as archive,
         zipfile.ZipFile(_only(folder, "t.pt"), "w", zipfile.ZIP_DEFLATED) as changed,
     ):
         for entry in archive.infolist():
@@ -203,11 +203,11 @@ def many_rows(folder: Path) -> None:
 
 
 def candidates_of_spaces(folder: Path) -> None:
-    (made,) = (folder / "c.zip",)
-    with zipfile.ZipFile(made) as archive:
+    (zip_path,) = (folder / "c.zip",)
+    with zipfile.ZipFile(zip_path) as archive:
         (entry,) = archive.infolist()
         content = archive.read(entry)
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+    with zipfile.ZipFile(zip_path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for number in range(12):
             archive.writestr(f"candidates/{number}.json", content + b" " * (15 << 20))
 
@@ -294,8 +294,8 @@ def own_code(folder: Path) -> None:
 
 
 def own_tokenizer(folder: Path) -> None:
-    told = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    config = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "own.py").write_text(CODE.replace("Model", "Own"))
     (folder / "tokenizer.json").unlink()
 
@@ -350,8 +350,8 @@ def placed(place: str) -> Change:
     def change(folder: Path) -> None:
         _secret(folder)
         index = folder / "rank00000" / "index.jsonl"
-        given = place.replace("OUTSIDE", str(folder.parent / "outside"))
-        index.write_text(index.read_text().replace("tensors-000000.safetensors", given))
+        target = place.replace("OUTSIDE", str(folder.parent / "outside"))
+        index.write_text(index.read_text().replace("tensors-000000.safetensors", target))
 
     return change
 

@@ -50,9 +50,9 @@ class Choices:
     def below(self, count: int) -> int:
         """From 0 to one less than `count`."""
         need = 1 if count <= 256 else 2 if count <= 65_536 else 4
-        taken = self._data[self._at : self._at + need]
+        chunk = self._data[self._at : self._at + need]
         self._at += need
-        return int.from_bytes(taken, "little") % max(count, 1)
+        return int.from_bytes(chunk, "little") % max(count, 1)
 
     def of(self, listed: Any) -> Any:
         return listed[self.below(len(listed))]
@@ -126,9 +126,9 @@ def _bytes(data: bytes, choices: Choices) -> bytes:
     if kind == 7:
         return data[at:] + data[:at]
     if kind == 8:
-        found = list(re.finditer(rb"[0-9]+", data))
-        if found:
-            number = choices.of(found)
+        numbers = list(re.finditer(rb"[0-9]+", data))
+        if numbers:
+            number = choices.of(numbers)
             put = str(choices.of(ODD[3:24])).encode()
             return data[: number.start()] + put + data[number.end() :]
     return data[:at] + choices.rest[:64] + data[end:]
@@ -160,7 +160,7 @@ def _text(data: bytes, choices: Choices) -> bytes:
 
 
 def _places(tree: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    found = [place]
+    paths = [place]
     items = (
         tree.items()
         if isinstance(tree, dict)
@@ -169,20 +169,20 @@ def _places(tree: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         else ()
     )
     for key, value in items:
-        found += _places(value, (*place, key))
-    return found
+        paths += _places(value, (*place, key))
+    return paths
 
 
 def _tree(tree: Any, choices: Choices) -> Any:
     """A value of a tree replaced, taken out, doubled or put elsewhere; the tree is one's own."""
     places = _places(tree)
-    place = choices.of(places)
-    if not place:
+    path = choices.of(places)
+    if not path:
         return choices.of(ODD)
     holder = tree
-    for key in place[:-1]:
+    for key in path[:-1]:
         holder = holder[key]
-    last, kind = place[-1], choices.below(8)
+    last, kind = path[-1], choices.below(8)
     if kind == 0:
         del holder[last]
     elif kind == 1:
@@ -232,8 +232,8 @@ def _safetensors(data: bytes, choices: Choices) -> bytes:
     """The header as a tree; sometimes with a length that lies."""
     length = int.from_bytes(data[:8], "little")
     header = text_of(_tree(json.loads(data[8 : 8 + length]), choices), choices)
-    told = len(header) if choices.below(6) else choices.of(_SIZES)
-    return struct.pack("<Q", told) + header + data[8 + length :]
+    size = len(header) if choices.below(6) else choices.of(_SIZES)
+    return struct.pack("<Q", size) + header + data[8 + length :]
 
 
 def _npy(data: bytes, choices: Choices) -> bytes:
@@ -267,9 +267,9 @@ def _zip(data: bytes, choices: Choices) -> bytes:
         members = [(entry, archive.read(entry)) for entry in archive.infolist()[:200]]
     at = choices.below(len(members))
     kind = choices.below(8)
-    made = io.BytesIO()
+    buffer = io.BytesIO()
     packing = choices.of((zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
-    with zipfile.ZipFile(made, "w", packing) as archive:
+    with zipfile.ZipFile(buffer, "w", packing) as archive:
         for number, (entry, content) in enumerate(members):
             name, put = entry.filename, content
             if number == at:
@@ -286,7 +286,7 @@ def _zip(data: bytes, choices: Choices) -> bytes:
             archive.writestr(name, put)
             if number == at and kind == 7:
                 archive.writestr(name, choices.rest[:100])
-    packed = made.getvalue()
+    packed = buffer.getvalue()
     if kind == 5 and choices.below(2):
         return _bytes(packed, choices)
     return packed

@@ -56,14 +56,14 @@ def mutated_model(data: bytes, choices: Choices) -> bytes:
 def _point(tensor: Any, choices: Choices) -> None:
     """Let a tensor be in another file, or somewhere else in its own."""
     tensor.data_location = onnx.TensorProto.EXTERNAL
-    told = {entry.key: entry.value for entry in tensor.external_data}
-    told["location"] = told.get("location", "model.onnx")
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    entries["location"] = entries.get("location", "model.onnx")
     key = choices.of(("location", "location", "offset", "length"))
-    told[key] = (
+    entries[key] = (
         choices.of(LOCATIONS) if key == "location" else str(choices.of((*NUMBERS, 10**40, "x")))
     )
     del tensor.external_data[:]
-    for name, value in told.items():
+    for name, value in entries.items():
         tensor.external_data.append(onnx.StringStringEntryProto(key=name, value=value))
 
 

@@ -35,15 +35,15 @@ class RefusedError(Exception):
 
 def command(*args: object) -> str:
     """What a command printed; its refusals as an error, as the shell would see them."""
-    said, wrong = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(wrong):
+    output, wrong = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(wrong):
         try:
-            status = main([str(each) for each in args])
+            status = main([str(arg) for arg in args])
         except SystemExit as error:
             status = int(str(error.code))
     if status == 2:
         raise RefusedError(wrong.getvalue())
-    return said.getvalue()
+    return output.getvalue()
 
 
 def _results(folder: Path) -> None:
@@ -90,10 +90,10 @@ def _activations(folder: Path) -> None:
 
 
 def _reread(folder: Path) -> None:
-    told = read_record(folder / "activations.json")
-    csv_files(told)
-    activation_text(told)
-    page(told, {}, [], {})
+    report = read_record(folder / "activations.json")
+    csv_files(report)
+    activation_text(report)
+    page(report, {}, [], {})
 
 
 def _journal(folder: Path) -> None:
@@ -111,8 +111,8 @@ def _go_on(folder: Path) -> None:
 
 def _lists(folder: Path) -> None:
     draw_analysis(dump_records.one_tensor(), folder / "drawn", plots=False)
-    told = {"kind": "qgate activation report 1", "model": "m", "files": ["a.png"]}
-    (folder / "a-written.json").write_text(json.dumps(told))
+    report = {"kind": "qgate activation report 1", "model": "m", "files": ["a.png"]}
+    (folder / "a-written.json").write_text(json.dumps(report))
     (folder / "swept" / "t").mkdir(parents=True)
     swept = sweep(torch.arange(1.0, 65.0), "fp8_e4m3", 3).to_dict()
     swept["tensor"]["source"] = "t.pt"

@@ -100,10 +100,10 @@ def scopes(package: Path) -> Iterator[tuple[str, ast.Call]]:
 
 def _calls(node: ast.AST, module: str, function: str) -> Iterator[tuple[str, ast.Call]]:
     for child in ast.iter_child_nodes(node):
-        here = child.name if isinstance(child, ast.FunctionDef) and not function else function
+        scope = child.name if isinstance(child, ast.FunctionDef) and not function else function
         if isinstance(child, ast.Call):
-            yield f"{module}:{here or '<module>'}", child
-        yield from _calls(child, module, here)
+            yield f"{module}:{scope or '<module>'}", child
+        yield from _calls(child, module, scope)
 
 
 def reads(call: ast.Call) -> bool:
@@ -114,14 +114,14 @@ def reads(call: ast.Call) -> bool:
         return False
     if isinstance(function, ast.Name) and name in ("reader", "read_text", "read_bytes", "load"):
         return False  # a function of the house, which is seen where it reads
-    texts = [each.value for each in call.args if isinstance(each, ast.Constant)]
+    texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
     if name == "open":
         of = (
             function.value.id
             if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
             else ""
         )
-        writes = any(isinstance(each, str) and each[:1] in "wxa" for each in texts)
+        writes = any(isinstance(text, str) and text[:1] in "wxa" for text in texts)
         return (
             not writes
             and of not in ("os", "Dump", "self", "cls")

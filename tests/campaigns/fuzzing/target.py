@@ -63,8 +63,8 @@ def text_target(
 @functools.cache
 def seeds_of(target: Target) -> Mapping[str, bytes]:
     """The files of a target, made once."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root)
         target.make(folder)
         return {
             path.relative_to(folder).as_posix(): path.read_bytes()
@@ -114,8 +114,8 @@ def run_folder(target: Target, change: Callable[[Path], object], folder: Path) -
 
 def _case(files: Mapping[str, bytes], folder: Path) -> Path:
     case, outside = folder / "case", folder / SECRET
-    for made in (case, outside):
-        shutil.rmtree(made, ignore_errors=True)
+    for directory in (case, outside):
+        shutil.rmtree(directory, ignore_errors=True)
     outside.mkdir()
     (outside / "secret").write_text("secret")
     for name, content in files.items():
@@ -128,8 +128,8 @@ def _case(files: Mapping[str, bytes], folder: Path) -> Path:
 @functools.cache
 def warmed(target: Target) -> Outcome:
     """What the good files come to; what the house imports for them is in memory afterwards."""
-    with tempfile.TemporaryDirectory() as made:
-        return run_files(target, seeds_of(target), Path(made), seconds=60.0)
+    with tempfile.TemporaryDirectory() as root:
+        return run_files(target, seeds_of(target), Path(root), seconds=60.0)
 
 
 def run_case(target: Target, data: bytes, folder: Path) -> Outcome:

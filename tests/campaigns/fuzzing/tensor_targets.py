@@ -53,10 +53,10 @@ def _read_file(folder: Path) -> None:
 
 def _read_url(folder: Path) -> None:
     path = _one_file(folder)
-    place = location_of(f"memory://fuzz/{path.name}")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(path.read_bytes())
-    read_stored(str(place))
+    remote_path = location_of(f"memory://fuzz/{path.name}")
+    remote_path.parent.mkdir(parents=True, exist_ok=True)
+    remote_path.write_bytes(path.read_bytes())
+    read_stored(str(remote_path))
 
 
 def _npz(folder: Path, name: str = "t.npz") -> None:
@@ -86,9 +86,9 @@ def read_dump(folder: Path) -> None:
     list(problems(dump))
     unnamed(dump)
     json.dumps(totals(dump))
-    for each in dump.records():
-        assert each.title
-        dump.shard(each)
+    for dump_record in dump.records():
+        assert dump_record.title
+        dump.shard(dump_record)
     follower = Follower(folder)
     follower.poll()
     assert follower.ended in (True, False)
@@ -97,14 +97,14 @@ def read_dump(folder: Path) -> None:
 def _in_memory(folder: Path) -> str:
     """The same files in a store, by its URL."""
     root = f"memory://fuzz-{folder.parent.name}"
-    place = location_of(root)
-    if place.exists():
-        place.fs.rm(place.path, recursive=True)
+    remote_root = location_of(root)
+    if remote_root.exists():
+        remote_root.fs.rm(remote_root.path, recursive=True)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            there = location_of(f"{root}/{path.relative_to(folder).as_posix()}")
-            there.parent.mkdir(parents=True, exist_ok=True)
-            there.write_bytes(path.read_bytes())
+            remote_path = location_of(f"{root}/{path.relative_to(folder).as_posix()}")
+            remote_path.parent.mkdir(parents=True, exist_ok=True)
+            remote_path.write_bytes(path.read_bytes())
     return root
 
 
@@ -146,24 +146,24 @@ def _broken_off(folder: Path) -> None:
 
 
 def _candidates(folder: Path) -> None:
-    made = Candidate(
+    candidate = Candidate(
         ORIGIN,
         "2-1",
         "suites/x.py::test",
         {key(): 1e-3, key("b"): float("inf")},
         {key(): "too large"},
     )
-    write_candidate(folder / "candidates", made)
+    write_candidate(folder / "candidates", candidate)
 
 
 def _zipped(folder: Path) -> None:
     import zipfile
 
     _candidates(folder)
-    (made,) = (folder / "candidates").iterdir()
+    (candidate,) = (folder / "candidates").iterdir()
     with zipfile.ZipFile(folder / "c.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.write(made, f"qgate-out/candidates/{made.name}")
-    made.unlink()
+        archive.write(candidate, f"qgate-out/candidates/{candidate.name}")
+    candidate.unlink()
 
 
 def _calibration(folder: Path) -> None:

@@ -52,19 +52,19 @@ def test_the_guard_sees_what_it_is_there_for(tmp_path: Path) -> None:
     canary, outside = tmp_path / "canary", tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_text("x")
-    held: list[bytes] = []
+    blocks: list[bytes] = []
     bad = {
         "KeyError": lambda: {}["x"],
         "took more than": _loop,
-        "MB for": lambda: held.append(bytes(2 * ROOM) + b"x"),
+        "MB for": lambda: blocks.append(bytes(2 * ROOM) + b"x"),
         "opened": lambda: (outside / "secret").read_text(),
         "code of the file ran": canary.touch,
         "os.system": lambda: os.system("true"),
     }
     for word, read in bad.items():
         seconds = 0.5 if read is _loop else 30.0
-        found = guarded(read, size=1, outside=outside, canary=canary, seconds=seconds)
-        assert word in found.wrong
+        outcome = guarded(read, size=1, outside=outside, canary=canary, seconds=seconds)
+        assert word in outcome.wrong
     assert not guarded(lambda: None, size=1, outside=outside, canary=canary).wrong
 
     def refuse() -> None:
@@ -78,8 +78,10 @@ def test_the_canary_sings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     import pickle
 
     monkeypatch.chdir(tmp_path)
-    found = guarded(lambda: pickle.loads(pickle.dumps(Runs())), size=1, canary=tmp_path / "canary")
-    assert "code of the file ran" in found.wrong
+    outcome = guarded(
+        lambda: pickle.loads(pickle.dumps(Runs())), size=1, canary=tmp_path / "canary"
+    )
+    assert "code of the file ran" in outcome.wrong
 
 
 def test_a_store_that_cannot_be_searched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +136,8 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 def test_a_journal_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     target = tmp_path / "mine.txt"
     target.write_text("mine")
-    with Journal(tmp_path, 1) as made:
-        path = made.path
+    with Journal(tmp_path, 1) as first_journal:
+        path = first_journal.path
     path.unlink()
     path.symlink_to(target)
     with Journal(tmp_path, 1) as journal:

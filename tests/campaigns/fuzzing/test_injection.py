@@ -66,7 +66,7 @@ def assert_calm(text: str) -> None:
 
 def said(capsys: pytest.CaptureFixture[str], *args: object) -> str:
     with contextlib.suppress(SystemExit):
-        main([str(each) for each in args])
+        main([str(arg) for arg in args])
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     return out + err
@@ -99,7 +99,7 @@ def test_terminal_and_files_of_a_report(
 
 def elements_that_act(html: str) -> set[str]:
     """Elements that run or load something, beside those of the page itself."""
-    found: set[str] = set()
+    tags: set[str] = set()
     scripts = 0
 
     class Reader(HTMLParser):
@@ -109,18 +109,18 @@ def elements_that_act(html: str) -> set[str]:
             if tag in ("iframe", "object", "embed", "base", "link", "meta") and dict(attrs).get(
                 "http-equiv"
             ):
-                found.add(tag)
+                tags.add(tag)
             if tag in ("iframe", "object", "embed", "base"):
-                found.add(tag)
+                tags.add(tag)
             for key, value in attrs:
                 if key.startswith("on") or str(value).strip().lower().startswith("javascript:"):
-                    found.add(f"{tag} {key}")
+                    tags.add(f"{tag} {key}")
                 if key in ("src", "href") and re.match(r"(https?:)?//", str(value)):
-                    found.add(f"{tag} {key}")
+                    tags.add(f"{tag} {key}")
 
     Reader().feed(html)
     assert scripts == 1, "the page's own"
-    return found
+    return tags
 
 
 @named
@@ -150,17 +150,17 @@ def test_cells_are_no_formulas(name: str, tmp_path: Path) -> None:
 
 def parsed(line: str) -> tuple[str, dict[str, str], str]:
     """As the runner of GitHub reads a command."""
-    found = re.fullmatch(r"::([a-z-]+) ?([^\n]*?)::([^\n]*)", line)
-    assert found is not None, line
+    match = re.fullmatch(r"::([a-z-]+) ?([^\n]*?)::([^\n]*)", line)
+    assert match is not None, line
 
     def back(text: str, more: tuple[tuple[str, str], ...] = ()) -> str:
         for code, char in (*more, ("%0D", "\r"), ("%0A", "\n"), ("%25", "%")):
             text = text.replace(code, char)
         return text
 
-    pairs = [pair.partition("=") for pair in found[2].split(",") if pair]
+    pairs = [pair.partition("=") for pair in match[2].split(",") if pair]
     properties = {key: back(value, (("%3A", ":"), ("%2C", ","))) for key, _, value in pairs}
-    return found[1], properties, back(found[3])
+    return match[1], properties, back(match[3])
 
 
 @named
@@ -185,17 +185,19 @@ def test_junit_properties_are_xml(name: str) -> None:
     suite = ET.Element("properties")
     for key, value in pairs:
         ET.SubElement(suite, "property", {"name": key, "value": str(value)})
-    again = ET.fromstring(ET.tostring(suite, encoding="utf-8"))
-    assert [(each.get("name"), each.get("value")) for each in again] == pairs
+    reread = ET.fromstring(ET.tostring(suite, encoding="utf-8"))
+    assert [(element.get("name"), element.get("value")) for element in reread] == pairs
 
 
 @named
 def test_a_drawing_has_no_element_of_its_own(name: str) -> None:
     bad = HOSTILE[name]
-    good, made = (ET.fromstring(document(9, 9, x, x, label(1, 1, x))) for x in ("x", bad))
-    assert {each.tag for each in made.iter()} == {each.tag for each in good.iter()}
-    assert {key for each in made.iter() for key in each.attrib} == {
-        key for each in good.iter() for key in each.attrib
+    good, drawing = (ET.fromstring(document(9, 9, x, x, label(1, 1, x))) for x in ("x", bad))
+    assert {element.tag for element in drawing.iter()} == {
+        plain_element.tag for plain_element in good.iter()
+    }
+    assert {key for node in drawing.iter() for key in node.attrib} == {
+        key for plain_node in good.iter() for key in plain_node.attrib
     }
 
 
@@ -205,8 +207,8 @@ def test_a_dump_is_listed(name: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     bad = HOSTILE[name]
     if name == "half a character":
         bad = bad.encode("ascii", "backslashreplace").decode()
-    told = {"module": bad, "name": bad or "x", "quant_type": bad, "layer_type": bad or "x"}
-    write_dump(tmp_path / "d", [torch.ones(3)], told={k: v for k, v in told.items() if k != "module"},
+    fields = {"module": bad, "name": bad or "x", "quant_type": bad, "layer_type": bad or "x"}
+    write_dump(tmp_path / "d", [torch.ones(3)], told={k: v for k, v in fields.items() if k != "module"},
                header={"model": bad, bad or "x": bad})  # fmt: skip
     for command in ("ls", "info", "verify"):
         assert_calm(said(capsys, "dumps", command, tmp_path / "d"))

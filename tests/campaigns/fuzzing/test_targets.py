@@ -19,10 +19,10 @@ PACKAGE = Path(__file__).parents[3] / "qgate"
 
 def test_every_reader_is_in_the_table() -> None:
     """One that is new has to become a target, or to have a reason."""
-    found = readers(PACKAGE)
+    reader_names = readers(PACKAGE)
     named = {reader for target in TARGETS.values() for reader in target.readers}
-    assert sorted(found - named - NOT_READERS.keys()) == []
-    assert sorted(NOT_READERS.keys() - found) == [], "a reason for what reads no more"
+    assert sorted(reader_names - named - NOT_READERS.keys()) == []
+    assert sorted(NOT_READERS.keys() - reader_names) == [], "a reason for what reads no more"
     assert sorted(named & NOT_READERS.keys()) == []
 
 
@@ -45,13 +45,13 @@ def test_good_files_are_read_by_the_readers_that_are_named(
     monkeypatch.chdir(tmp_path)
     target = TARGETS[name]
     files = seeds_of(target)
-    seen: set[str] = set()
+    callers: set[str] = set()
 
     def look(frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
             module = frame.f_globals.get("__name__", "")
             if module.startswith("qgate."):
-                seen.add(f"{module}:{frame.f_code.co_name}")
+                callers.add(f"{module}:{frame.f_code.co_name}")
 
     threading.setprofile(look)
     sys.setprofile(look)
@@ -65,4 +65,4 @@ def test_good_files_are_read_by_the_readers_that_are_named(
     assert outcome.wrong == "" or outcome.wrong.startswith("took "), (
         "libraries are loaded the first time"
     )
-    assert set(target.readers) <= seen
+    assert set(target.readers) <= callers

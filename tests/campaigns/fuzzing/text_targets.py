@@ -103,12 +103,12 @@ def _pyproject(folder: Path) -> None:
 
 
 def _init(folder: Path) -> None:
-    place = starter.RepositoryFolder(folder, PurePosixPath("suites"))
-    assert place.project is not None
-    assert place.has_settings in (True, False)
-    assert place.conftest_options is not None
-    assert place.hiding_settings is not None
-    assert place.finds_packages in (True, False)
+    repository = starter.RepositoryFolder(folder, PurePosixPath("suites"))
+    assert repository.project is not None
+    assert repository.has_settings in (True, False)
+    assert repository.conftest_options is not None
+    assert repository.hiding_settings is not None
+    assert repository.finds_packages in (True, False)
 
 
 def _named_dump(folder: Path) -> None:
@@ -124,9 +124,9 @@ def _name(folder: Path) -> None:
 def _rows(ending: str) -> bytes:
     texts = ["first row", "second, longer row", "third"]
     if ending == "json":
-        return json.dumps([{"text": each, "n": 1} for each in texts]).encode()
+        return json.dumps([{"text": text, "n": 1} for text in texts]).encode()
     if ending == "jsonl":
-        return "".join(json.dumps({"text": each}) + "\n" for each in texts).encode()
+        return "".join(json.dumps({"text": line_text}) + "\n" for line_text in texts).encode()
     if ending in ("csv", "tsv"):
         split = "," if ending == "csv" else "\t"
         return f'text{split}n\n"a, b"{split}1\nc{split}2\n'.encode()
@@ -173,13 +173,13 @@ def _saved_set(folder: Path) -> None:
 
 def _ids(ending: str) -> Target:
     ids = torch.arange(64).reshape(4, 16)
-    made: dict[str, Callable[[Path], object]] = {
+    writers: dict[str, Callable[[Path], object]] = {
         "npy": lambda path: np.save(path, ids.numpy()),
         "pt": lambda path: torch.save([ids, [1, 2, 3]], path),
         "safetensors": lambda path: save_file({"ids": ids}, path),
     }
     reader = {"npy": "_numpy", "safetensors": "_safetensors"}.get(ending, "")
-    return Target(f"token rows .{ending}", lambda f: made[ending](f / f"i.{ending}"), lambda f: _sample(f, "tokens"),
+    return Target(f"token rows .{ending}", lambda f: writers[ending](f / f"i.{ending}"), lambda f: _sample(f, "tokens"),
                   (f"{SAMPLES}token_files:{reader}" if reader else "qgate.storage.archives:load_torch",))  # fmt: skip
 
 
@@ -195,14 +195,14 @@ def _mamba(folder: Path, *, old: bool = False) -> None:
         MambaConfig(vocab_size=16, d_model=8, n_layer=1, d_inner=16, d_state=4, d_conv=4, dt_rank=1)
     )
     randomize(network)
-    made = {
+    config = {
         "d_model": 8,
         "n_layer": 1,
         "vocab_size": 16,
         "ssm_cfg": {"d_state": 4, "dt_rank": 1},
         "rms_norm": True,
     }
-    (folder / "config.json").write_text(json.dumps(made))
+    (folder / "config.json").write_text(json.dumps(config))
     state = {
         name: p.detach().clone()
         for name, p in network.state_dict().items()
@@ -232,15 +232,15 @@ def _llama(folder: Path) -> None:
 def _words(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    made = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.save(str(folder / "tokenizer.json"))
-    told = {
+    word_tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"))
+    word_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    word_tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": False,
         "unk_token": "<unk>",
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "config.json").write_text('{"model_type": "llama"}')
 
 
@@ -307,8 +307,8 @@ DATA = (
 
 
 def _override(text: str) -> None:
-    for each in KEYS.values():
-        read_settings(overrides=[(each.name, text)])
+    for setting in KEYS.values():
+        read_settings(overrides=[(setting.name, text)])
 
 
 def _shard(text: str) -> None:

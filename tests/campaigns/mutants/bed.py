@@ -73,8 +73,10 @@ class FormatSuite:
         self.texts.clear()
         file = str(SUITE_FILES / "test_formats.py")
         options = ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:randomly"]
-        known = "ignore:Module already imported"
-        status = pytest.main([file, "--format", fmt, *options, "-W", known], plugins=[self])
+        warning_filter = "ignore:Module already imported"
+        status = pytest.main(
+            [file, "--format", fmt, *options, "-W", warning_filter], plugins=[self]
+        )
         assert status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), status
         return SuiteOutcome("\n\n".join(self.texts))
 
@@ -121,15 +123,15 @@ class Healthy:
             bench = Bench(ModelSetup("tiny-llama", sampling=SAMPLING))
             policy = Policy.from_table({})
             return ActivationGates(bench, self.folder, policy, updating=updating)
-        made = ModelSetup(model, **{"sampling": SAMPLING, **setup})
-        return ModelGates(Bench(made), self.folder, Policy(), updating=updating)
+        model_setup = ModelSetup(model, **{"sampling": SAMPLING, **setup})
+        return ModelGates(Bench(model_setup), self.folder, Policy(), updating=updating)
 
     def record(self, model: str, mode: str, suite: str = SUITE) -> None:
         if (model, mode, suite) in self.recorded:
             return
         session = self.session(model, updating="all")
-        found = [gate() for gate in gates_of(session, mode, suite)]
-        assert [each.text for each in found if not each.passed] == []
+        outcomes = [gate() for gate in gates_of(session, mode, suite)]
+        assert [outcome.text for outcome in outcomes if not outcome.passed] == []
         session.commit()
         self.recorded.add((model, mode, suite))
 
@@ -139,8 +141,8 @@ def mode_of(session: ModelGates | RelationGates, mode: str) -> Mode:
 
 
 def all_layers(session: ModelGates, mode: str) -> list[Outcome]:
-    found = mode_of(session, mode)
-    return [session.layer(SUITE, found, layer) for layer in session.bench.layers]
+    selected_mode = mode_of(session, mode)
+    return [session.layer(SUITE, selected_mode, layer) for layer in session.bench.layers]
 
 
 @functools.cache
@@ -192,13 +194,13 @@ def gates_of(session: Any, mode: str, suite: str) -> list[Gate]:
     if suite == "overflow":
         of_format = functools.partial(session.overflow, suite, mode)
         return [functools.partial(of_format, at, phase) for at in layers for phase in PHASES]
-    found = mode_of(session, mode)
+    selected_mode = mode_of(session, mode)
     if suite == "task":
-        return [functools.partial(session.task, suite, found)]
+        return [functools.partial(session.task, suite, selected_mode)]
     if suite == "outputs":
-        return [functools.partial(session.outputs, suite, found)]
+        return [functools.partial(session.outputs, suite, selected_mode)]
     tests = session.gradients if suite == "gradients" else session.layer
-    return [functools.partial(tests, suite, found, layer) for layer in layers]
+    return [functools.partial(tests, suite, selected_mode, layer) for layer in layers]
 
 
 @dataclass
@@ -231,9 +233,9 @@ class Bed:
     def weight(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
         """Change the quantized weight of a linear layer; the reference keeps its own."""
         module = self.module(name)
-        made = change(module.weight.detach().clone())
+        changed = change(module.weight.detach().clone())
         plain = type(module)
-        module.__class__ = type(plain.__name__, (plain,), {"weight": property(lambda _: made)})
+        module.__class__ = type(plain.__name__, (plain,), {"weight": property(lambda _: changed)})
 
 
 @dataclass(frozen=True)

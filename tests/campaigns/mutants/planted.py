@@ -36,8 +36,8 @@ def _exponent_off_by(steps: int) -> Sow:
             exponents = plain(*args)
             if exponents is None:
                 return None
-            found, fields = exponents
-            return found + (steps << 23), range(fields.start + steps, fields.stop + steps)
+            exponent, fields = exponents
+            return exponent + (steps << 23), range(fields.start + steps, fields.stop + steps)
 
         return top
 
@@ -84,8 +84,8 @@ def _flushed(plain: Any) -> Any:
     def rounded(constants: Any, x: Tensor, _size: Tensor, top: Tensor, *rest: Any) -> None:
         shift = (constants.element.min_exponent - constants.element.max_exponent) << 23
         smallest = (top + shift).view(torch.float32)
-        kept = x.where(x.abs() >= smallest, 0.0)
-        plain(constants, kept, kept.view(torch.int32) & 0x7FFFFFFF, top, *rest)
+        flushed = x.where(x.abs() >= smallest, 0.0)
+        plain(constants, flushed, flushed.view(torch.int32) & 0x7FFFFFFF, top, *rest)
 
     return rounded
 
@@ -140,10 +140,10 @@ def _per_tensor(plain: Any) -> Any:
 
 def _truncated_to_bf16(plain: Any) -> Any:
     def in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-        made = copy.deepcopy(module)
-        for tensor in made.state_dict(keep_vars=True).values():
+        duplicate = copy.deepcopy(module)
+        for tensor in duplicate.state_dict(keep_vars=True).values():
             tensor.data = (tensor.data.view(torch.int32) & -65536).view(torch.float32)
-        return plain(made, dtype)
+        return plain(duplicate, dtype)
 
     return in_dtype
 
@@ -304,10 +304,10 @@ def _scales(change: Callable[[dict[str, Any]], None]) -> Sow:
     """Other calibrated scales, with hashes that do not tell."""
 
     def sow(bed: Bed) -> None:
-        made = bed.session.bench.calibration
-        scales = dict(made.scales)
+        measured = bed.session.bench.calibration
+        scales = dict(measured.scales)
         change(scales)
-        bed.session.bench.calibration = dataclasses.replace(made, scales=scales)
+        bed.session.bench.calibration = dataclasses.replace(measured, scales=scales)
 
     return sow
 
@@ -334,9 +334,9 @@ def _stale(hidden: bool) -> Sow:
         for name, p in other.bench.model.module.named_parameters():
             if name.endswith("in_proj.weight"):
                 p.data.mul_(0.7)
-        made = other.bench.calibration
-        weights = bed.session.bench.model.weights_hash() if hidden else made.weights
-        bed.session.bench.calibration = dataclasses.replace(made, weights=weights)
+        measured = other.bench.calibration
+        weights = bed.session.bench.model.weights_hash() if hidden else measured.weights
+        bed.session.bench.calibration = dataclasses.replace(measured, weights=weights)
 
     return sow
 

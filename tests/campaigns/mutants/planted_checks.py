@@ -109,10 +109,10 @@ def _in_another_order(plain: Any) -> Any:
     """Samples come back in another order than they went in."""
 
     def outer(*args: Any, **options: Any) -> Any:
-        made = plain(*args, **options)
-        for site, tensors in made.tensors.items():
-            made.tensors[site] = tensors[::-1]
-        return made
+        captured = plain(*args, **options)
+        for site, tensors in captured.tensors.items():
+            captured.tensors[site] = tensors[::-1]
+        return captured
 
     return outer
 
@@ -122,8 +122,8 @@ def _plan_left_on(mode: str) -> Sow:
 
     def sow(bed: Bed) -> None:
         model = bed.session.bench.model
-        found = bed.session.bench.setup.select(mode, model)[0]
-        plan = applying.make_plan(found, model)
+        selected = bed.session.bench.setup.select(mode, model)[0]
+        plan = applying.make_plan(selected, model)
         applying._install(model.module, model.sites(), plan.quantizers())
 
     return sow
@@ -152,8 +152,8 @@ def _replaced(bed: Bed) -> None:
 def _deaf(bed: Bed) -> None:
     """The forward pass goes through a copy of a weight: whoever changes it changes nothing."""
     at = _live(bed).get_submodule("model.layers.0.self_attn.q_proj")
-    kept = at.weight.detach().clone()
-    at.forward = lambda x: linear(x, kept)
+    old_weight = at.weight.detach().clone()
+    at.forward = lambda x: linear(x, old_weight)
 
 
 def _turned_wrongly(bed: Bed) -> None:
@@ -162,9 +162,9 @@ def _turned_wrongly(bed: Bed) -> None:
     plain = model.bases["rotated"]
 
     def rotated(module: nn.Module) -> nn.Module:
-        made = plain(module)
-        made.get_parameter("backbone.layers.2.mixer.out_proj.weight").data.neg_()
-        return made
+        turned_module = plain(module)
+        turned_module.get_parameter("backbone.layers.2.mixer.out_proj.weight").data.neg_()
+        return turned_module
 
     model.bases = {**model.bases, "rotated": rotated}
 
@@ -194,9 +194,9 @@ def _identity_in_bf16(bed: Bed) -> None:
     plain = self_checks.apply
 
     def apply(mode: Any, model: Any, *rest: Any) -> Any:
-        made = plain(mode, model, *rest)
-        made.model.module.register_forward_hook(lambda _m, _a, y: y.bfloat16().float())
-        return made
+        quantized = plain(mode, model, *rest)
+        quantized.model.module.register_forward_hook(lambda _m, _a, y: y.bfloat16().float())
+        return quantized
 
     bed.patch.setattr(self_checks, "apply", apply)
 
@@ -206,10 +206,10 @@ def _identity_of_a_copy(bed: Bed) -> None:
     plain = applying.sharing_copy
 
     def copied(module: nn.Module) -> nn.Module:
-        made = copy.deepcopy(plain(module))
+        duplicate = copy.deepcopy(plain(module))
         with torch.no_grad():
-            made.get_parameter("model.layers.1.mlp.up_proj.weight").mul_(1 + 2.0**-20)
-        return made
+            duplicate.get_parameter("model.layers.1.mlp.up_proj.weight").mul_(1 + 2.0**-20)
+        return duplicate
 
     bed.patch.setattr(applying, "sharing_copy", copied)
 

@@ -24,8 +24,8 @@ def _tensor(name: str, change: Callable[[Tensor], Tensor]) -> Sow:
 
     def wrapped(plain: Any) -> Any:
         def tensor(self: Dump, record: Record, **how: Any) -> Tensor:
-            found = plain(self, record, **how)
-            return change(found) if (record.module, record.name) == (FC, name) else found
+            values = plain(self, record, **how)
+            return change(values) if (record.module, record.name) == (FC, name) else values
 
         return tensor
 
@@ -55,16 +55,16 @@ def _without_gradients(records: list[Record]) -> list[Record]:
 
 
 def _one_inf(tensor: Tensor) -> Tensor:
-    made = tensor.clone()
-    made[-1, -1] = torch.inf
-    return made
+    changed = tensor.clone()
+    changed[-1, -1] = torch.inf
+    return changed
 
 
 def _one_per_block(tensor: Tensor) -> Tensor:
     """One element of each block is so large that the others become zero."""
-    made = tensor.clone()
-    made[:, ::32] *= 256
-    return made
+    changed = tensor.clone()
+    changed[:, ::32] *= 256
+    return changed
 
 
 def _nothing_flushed(bed: Bed) -> None:

@@ -51,8 +51,8 @@ def _router_in_fp8(bed: Bed) -> None:
 
 def _beyond_a_capacity(routing: Tensor) -> Tensor:
     """Each expert takes the first 12 of its tokens in a sample."""
-    taken = (routing != 0).cumsum(-2) <= 12
-    return torch.where(taken, routing, 0)
+    within = (routing != 0).cumsum(-2) <= 12
+    return torch.where(within, routing, 0)
 
 
 def _not_renormalized(routing: Tensor) -> Tensor:

@@ -32,11 +32,11 @@ def _advised(steps: int) -> Callable[[Any], Any]:
 
     def wrapped(plain: Any) -> Any:
         def advise(levels: Any, **options: Any) -> Any:
-            made = plain(levels, **options)
-            wanted = levels[made["recommended"]]["exponent"] + steps
+            advised = plain(levels, **options)
+            exponent = levels[advised["recommended"]]["exponent"] + steps
             exponents = [level["exponent"] for level in levels]
-            place = exponents.index(wanted) if wanted in exponents else made["recommended"]
-            return {**made, "recommended": place}
+            index = exponents.index(exponent) if exponent in exponents else advised["recommended"]
+            return {**advised, "recommended": index}
 
         return advise
 
@@ -105,8 +105,8 @@ def _signs_folded(plain: Any) -> Any:
 def _reported(change: Callable[[Any], dict[str, int]]) -> Sow:
     def wrapped(plain: Any) -> Any:
         def report(*args: Any, **options: Any) -> Any:
-            found = plain(*args, **options)
-            return dataclasses.replace(found, **change(found))
+            original = plain(*args, **options)
+            return dataclasses.replace(original, **change(original))
 
         return report
 
@@ -118,8 +118,8 @@ def _element(**facts: float) -> Sow:
 
     def sow(bed: Bed) -> None:
         for fact, value in facts.items():
-            kept = getattr(FloatFormat, fact)
-            plain = kept.func if isinstance(kept, cached_property) else kept.fget
+            descriptor = getattr(FloatFormat, fact)
+            plain = descriptor.func if isinstance(descriptor, cached_property) else descriptor.fget
 
             def other(self: Any, plain: Any = plain, value: float = value) -> float:
                 return value if self.name == "fp8_e4m3" else plain(self)
@@ -149,9 +149,11 @@ def _activations_as_gradients(bed: Bed) -> None:
     plain = format_rows._gradients
 
     def gradients(bench: Any, layer: str) -> dict[str, Tensor]:
-        wanted = plain(bench, layer)
+        tensor_names = plain(bench, layer)
         record = bench._captures["fp32", "plain", "gradients"]
-        return {name: torch.cat([t.flatten() for t in record.tensors[name]]) for name in wanted}
+        return {
+            name: torch.cat([t.flatten() for t in record.tensors[name]]) for name in tensor_names
+        }
 
     bed.patch.setattr(format_rows, "_gradients", gradients)
 

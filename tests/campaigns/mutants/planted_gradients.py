@@ -131,13 +131,13 @@ def _last_sample_only(plain: Any) -> Any:
     """Gradients of weights are not added up over the samples."""
 
     def backward_run(self: Bench, model: Any, *forced: Any) -> Any:
-        made = plain(self, model, *forced)
+        record = plain(self, model, *forced)
         if model is self.model or not forced:
-            return made
-        last = run(model, list(made.tensors), samples=self.model.inputs[1:2], gradients=True,
+            return record
+        last = run(model, list(record.tensors), samples=self.model.inputs[1:2], gradients=True,
                    forced=self._forcing(model.basis, slice(1, 2)))  # fmt: skip
         weights = {n: g for n, g in last.gradients.items() if n.endswith(":weight")}
-        return dataclasses.replace(made, gradients={**made.gradients, **weights})
+        return dataclasses.replace(record, gradients={**record.gradients, **weights})
 
     return backward_run
 
@@ -147,9 +147,9 @@ def _no_gradient_of(place: int) -> Callable[[Any], Any]:
 
     def wrapped(plain: Any) -> Any:
         def backward(ctx: Any, dy: Tensor, dstate: Tensor) -> Any:
-            found = list(plain(ctx, dy, dstate))
-            found[place] = torch.zeros_like(found[place])
-            return tuple(found)
+            gradients = list(plain(ctx, dy, dstate))
+            gradients[place] = torch.zeros_like(gradients[place])
+            return tuple(gradients)
 
         return staticmethod(backward)
 

@@ -60,11 +60,11 @@ def _attend(
         k, v = k.repeat(1, shared, 1, 1), v.repeat(1, shared, 1, 1)
     else:
         k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-    seen = torch.ones(tokens, tokens, dtype=torch.bool).tril(diagonal)
+    visible = torch.ones(tokens, tokens, dtype=torch.bool).tril(diagonal)
     if window:
-        seen &= ~torch.ones(tokens, tokens, dtype=torch.bool).tril(-window)
-    seen |= torch.eye(tokens, dtype=torch.bool) & ~seen.any(1, keepdim=True)
-    y = scaled_dot_product_attention(moved, k, v, seen, scale=scale / at.width**0.5)
+        visible &= ~torch.ones(tokens, tokens, dtype=torch.bool).tril(-window)
+    visible |= torch.eye(tokens, dtype=torch.bool) & ~visible.any(1, keepdim=True)
+    y = scaled_dot_product_attention(moved, k, v, visible, scale=scale / at.width**0.5)
     return at.o_proj(context(y).transpose(1, 2).flatten(2))
 
 
@@ -76,8 +76,8 @@ def _attention_in_half(bed: Bed) -> None:
             if q.dtype == torch.float32:
                 return fused(q, k, v, is_causal=is_causal)
             scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
-            seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-            return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+            visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+            return scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v
 
         return attention
 

@@ -72,9 +72,9 @@ def _rows(mutants: Iterable[Mutant]) -> Iterator[str]:
     for suite, planted in suites.items():
         subjects = dict.fromkeys(_SUBJECTS.get(mutant.model, mutant.model) for mutant in planted)
         words = list(dict.fromkeys(_words(mutant) for mutant in planted))
-        shown = words[:: -(-len(words) // _SHOWN)]
-        more = "; …" if len(shown) < len(words) else ""
-        yield f"| test_{suite} | {', '.join(subjects)} | {len(planted)} | {'; '.join(shown)}{more} |"
+        excerpt = words[:: -(-len(words) // _SHOWN)]
+        more = "; …" if len(excerpt) < len(words) else ""
+        yield f"| test_{suite} | {', '.join(subjects)} | {len(planted)} | {'; '.join(excerpt)}{more} |"
 
 
 def _words(mutant: Mutant) -> str:

@@ -167,8 +167,8 @@ def test_a_harmless_rewrite_is_green_and_a_defect_in_it_is_red(
     healthy.record(LLAMA, mode, suite)
     session = healthy.session(LLAMA)
     rewrite(Bed(monkeypatch, session, healthy, mode), change)
-    found = examine(session, mode, suite)
-    assert bool(found.texts) == (change is not as_it_is), found.texts
+    finding = examine(session, mode, suite)
+    assert bool(finding.texts) == (change is not as_it_is), finding.texts
 
 
 WRONG_ATTENTIONS = {
@@ -211,9 +211,9 @@ def test_attention_of_a_quantized_model_in_16_bits_may_round_more(healthy: Healt
     def texts(build: Callable[[Model], nn.Module], updating: str | None = None) -> str:
         session = healthy.session(LLAMA, updating)
         session.bench.model.modes = {"int8_in_bf16": build}
-        found = examine(session, "int8_in_bf16", "layer_outputs")
+        finding = examine(session, "int8_in_bf16", "layer_outputs")
         session.commit()
-        return found.texts
+        return finding.texts
 
     assert texts(quantized, "all") == ""
     assert texts(functools.partial(eager, factor=1.0)) == ""

@@ -35,20 +35,20 @@ def transformer() -> Llama:
 
 def clean(model: Model) -> nn.Module:
     """Return a copy that differs by next to nothing: a mode that changes nothing is an error."""
-    made = copy.deepcopy(model.module)
+    module = copy.deepcopy(model.module)
     with torch.no_grad():
-        made.get_parameter("model.layers.7.mlp.down_proj.weight").mul_(1.0001)
-    return made
+        module.get_parameter("model.layers.7.mlp.down_proj.weight").mul_(1.0001)
+    return module
 
 
 def with_noise(share: float) -> object:
     def noisy(model: Model) -> nn.Module:
-        made = clean(model)
-        weight = made.get_parameter(NOISY)
+        module = clean(model)
+        weight = module.get_parameter(NOISY)
         noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
             weight.add_(noise * share * weight.square().mean().sqrt())
-        return made
+        return module
 
     return noisy
 
@@ -64,9 +64,9 @@ def session(folder: Path, own: object = clean, updating: str | None = None) -> M
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The accepted errors of a mode that is the clean model."""
     folder: Path = tmp_path_factory.mktemp("eight")
-    made = session(folder, updating="all")
-    assert all(outcome.passed for outcome in all_layers(made, "mine"))
-    made.commit()
+    gates = session(folder, updating="all")
+    assert all(outcome.passed for outcome in all_layers(gates, "mine"))
+    gates.commit()
     return folder
 
 
@@ -77,26 +77,26 @@ def test_a_copy_of_the_model_passes(recorded: Path) -> None:
 @share(2)
 @pytest.mark.parametrize("share", [0.05, 0.001])
 def test_noise_on_one_weight_is_named_at_that_layer(recorded: Path, share: float) -> None:
-    found = examine(session(recorded, with_noise(share)), "mine", "layer_outputs")
-    assert found.source == NOISY.replace(".weight", ":output")
-    assert "the error enters at model.layers.3.mlp.up_proj:output" in found.texts
-    places = [outcome.verdict.measured[0].layer for outcome in found.failed]
+    finding = examine(session(recorded, with_noise(share)), "mine", "layer_outputs")
+    assert finding.source == NOISY.replace(".weight", ":output")
+    assert "the error enters at model.layers.3.mlp.up_proj:output" in finding.texts
+    places = [outcome.verdict.measured[0].layer for outcome in finding.failed]
     assert places == [f"layers.{k}" for k in range(3, 8)], "layers before it are clean"
-    later = found.failed[1:]
+    later = finding.failed[1:]
     assert [outcome.verdict.first_source for outcome in later] == [None] * len(later)
     assert all("no local error is out" in outcome.text for outcome in later)
 
 
 @proof
 def test_bf16_and_mxfp8_are_within_budget_and_mxfp4_is_graded_worse(tmp_path: Path) -> None:
-    made = session(tmp_path, updating="all")
+    gates = session(tmp_path, updating="all")
     worst = {}
     for mode in ("bf16", "mxfp8", "mxfp4"):
-        outcomes = all_layers(made, mode)
+        outcomes = all_layers(gates, mode)
         assert [outcome.text for outcome in outcomes if not outcome.passed] == []
         budgets = [c for o in outcomes for c in o.verdict.checks if c.kind == "budget"]
         assert len(budgets) >= 8 * 7
-        rows = made.bench.measure(mode_of(made, mode))
+        rows = gates.bench.measure(mode_of(gates, mode))
         worst[mode] = min(row.values["correlation"] for row in rows if row.scope == "carried")
     grades = [GRADES.index(grade_of("correlation", worst[mode])) for mode in worst]
     assert grades[0] == 0, "bf16 is excellent"

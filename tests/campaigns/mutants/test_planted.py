@@ -83,15 +83,15 @@ def test_mutant_turns_the_gate_red(
         healthy.record(mutant.model, mutant.mode, mutant.suite)
         session = healthy.session(mutant.model)
     mutant.sow(Bed(monkeypatch, session, healthy, mutant.mode))
-    found = examine(session, mutant.mode, mutant.suite)
-    assert found.texts, f"{mutant.name} survives"
+    finding = examine(session, mutant.mode, mutant.suite)
+    assert finding.texts, f"{mutant.name} survives"
     if mutant.source:
-        assert found.source is not None, found.texts
-        assert re.fullmatch(mutant.source, found.source), found.texts
-        assert re.search(mutant.first or mutant.source, found.first_line), found.first_line
-        if found.is_local:
-            assert f"the error enters at {found.source}" in found.texts
-    assert re.search(mutant.says or mutant.source, found.texts), found.texts
+        assert finding.source is not None, finding.texts
+        assert re.fullmatch(mutant.source, finding.source), finding.texts
+        assert re.search(mutant.first or mutant.source, finding.first_line), finding.first_line
+        if finding.is_local:
+            assert f"the error enters at {finding.source}" in finding.texts
+    assert re.search(mutant.says or mutant.source, finding.texts), finding.texts
 
 
 def healthy_cases(whole: bool) -> list[tuple[str, str, str]]:
@@ -109,7 +109,9 @@ def healthy_cases(whole: bool) -> list[tuple[str, str, str]]:
         return few
     planted_in = {(m.model, m.mode, m.suite) for m in MUTANTS}
     modes = {(model, mode) for model, mode, suite in planted_in if suite == SUITE}
-    of_modes = {(*each, suite) for each in modes for suite in (SUITE, "gradients", "task")}
+    of_modes = {
+        (*mode_case, suite) for mode_case in modes for suite in (SUITE, "gradients", "task")
+    }
     of_formats = {
         (model, fmt, suite)
         for model in (LLAMA, MAMBA)
@@ -150,8 +152,8 @@ def test_names_are_unique_and_there_are_enough() -> None:
     names = [mutant.name for mutant in MUTANTS]
     assert len(set(names)) == len(names) >= 100
     assert all(mutant.source or mutant.says for mutant in MUTANTS)
-    seen = Counter(mutant.suite for mutant in MUTANTS if not mutant.survives)
-    assert all(seen[suite] >= 4 for suite in SUITES), seen
+    counts = Counter(mutant.suite for mutant in MUTANTS if not mutant.survives)
+    assert all(counts[suite] >= 4 for suite in SUITES), counts
     files = {path.stem.removeprefix("test_") for path in SUITE_FILES.glob("test_*.py")}
     assert files == set(SUITES), "suites that nothing was planted for"
 

@@ -55,10 +55,10 @@ def main() -> int:
     if args.write and (args.only or args.room or args.right):
         parser.error("--write needs a whole run, without --only, --room and --right")
     verdicts = read_verdicts(args.kept)
-    known = tuple(verdict.title for verdict in verdicts)
+    judged_titles = tuple(verdict.title for verdict in verdicts)
     for room in ROOMS:
         if room.module.startswith(args.room):
-            for verdict in judge_room(room, Selection(args.only, args.right, known=known)):
+            for verdict in judge_room(room, Selection(args.only, args.right, known=judged_titles)):
                 verdicts.append(verdict)
                 print(show(verdict), flush=True)
                 if args.kept:

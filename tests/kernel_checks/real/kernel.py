@@ -127,9 +127,9 @@ def with_argument(
     """Hand over one argument changed."""
 
     def faulty(*arguments: Any) -> Any:
-        given = list(arguments)
-        given[position] = change(given[position].clone())
-        return kernel(*given)
+        changed_arguments = list(arguments)
+        changed_arguments[position] = change(changed_arguments[position].clone())
+        return kernel(*changed_arguments)
 
     return Fault(name, faulty, words)
 

@@ -86,10 +86,10 @@ def write_verdicts(path: Path, verdicts: Iterable[Verdict]) -> None:
 def _summary(right: Sequence[Verdict], faults: Sequence[Verdict]) -> str:
     green = sum(v.verdict == "green" for v in right)
     red = sum(v.verdict == "red" for v in faults)
-    named, known = sum(v.named for v in faults), sum(v.has_words for v in faults)
+    named, with_words = sum(v.named for v in faults), sum(v.has_words for v in faults)
     return (
         f"**{green} of {len(right)} right kernels are green, {red} of {len(faults)} planted faults are red**; the first line names "
-        f"the cause of {named} of the {known} faults that have a good name."
+        f"the cause of {named} of the {with_words} faults that have a good name."
     )
 
 

@@ -114,9 +114,11 @@ def _shifted_labels(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _without_the_last_class(logits: Tensor, targets: Tensor) -> Tensor:
-    kept = logits.clone()
-    kept[:, -1:] = torch.where(targets[:, None] == logits.shape[1] - 1, kept[:, -1:], -100.0)
-    return cross_entropy(kept, targets)
+    masked_logits = logits.clone()
+    masked_logits[:, -1:] = torch.where(
+        targets[:, None] == logits.shape[1] - 1, masked_logits[:, -1:], -100.0
+    )
+    return cross_entropy(masked_logits, targets)
 
 
 def _without_the_last(x: Tensor) -> Tensor:

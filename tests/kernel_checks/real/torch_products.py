@@ -154,9 +154,9 @@ def _hidden(by: float) -> object:
 
 
 def _without_the_last_bias(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    kept = b.clone()
-    kept[-1:] = 0
-    return linear(x, w, kept)
+    short_bias = b.clone()
+    short_bias[-1:] = 0
+    return linear(x, w, short_bias)
 
 
 def _stale_residual(x: Tensor, w: Tensor) -> Tensor:

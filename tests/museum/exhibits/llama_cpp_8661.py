@@ -28,8 +28,8 @@ def cast(w: Tensor, importance: Tensor) -> Tensor:
 
 
 def equal_importance(w: Tensor) -> Tensor:
-    seen = IMPORTANCE.reshape(-1, BLOCK).any(1).repeat_interleave(BLOCK)
-    return cast(w, torch.where(seen, IMPORTANCE, 1.0))
+    is_important = IMPORTANCE.reshape(-1, BLOCK).any(1).repeat_interleave(BLOCK)
+    return cast(w, torch.where(is_important, IMPORTANCE, 1.0))
 
 
 def no_importance(w: Tensor) -> Tensor:

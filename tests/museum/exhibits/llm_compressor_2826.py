@@ -39,9 +39,9 @@ def all_tokens(x: Tensor, w: Tensor) -> Tensor:
 
 
 def routed_tokens(x: Tensor, w: Tensor) -> Tensor:
-    seen = [SEEN[expert == ROUTED_TO] for expert in range(len(x))]
+    expert_tokens = [SEEN[expert == ROUTED_TO] for expert in range(len(x))]
     nothing = torch.tensor(torch.nan)
-    amax = [tokens.abs().amax() if len(tokens) else nothing for tokens in seen]
+    amax = [tokens.abs().amax() if len(tokens) else nothing for tokens in expert_tokens]
     return product(torch.stack(list(map(nvfp4, x, amax))), qgate.quantize(w, "nvfp4"))
 
 

@@ -17,8 +17,8 @@ PARTS = 6
 
 def split(x: Tensor, w: Tensor, dtype: torch.dtype) -> Tensor:
     total = torch.zeros(len(x), len(w), dtype=dtype)
-    for left, right in zip(x.float().chunk(PARTS, 1), w.float().chunk(PARTS, 1), strict=True):
-        total += linear(left, right).to(dtype)
+    for x_part, right in zip(x.float().chunk(PARTS, 1), w.float().chunk(PARTS, 1), strict=True):
+        total += linear(x_part, right).to(dtype)
     return total.bfloat16()
 
 

@@ -29,9 +29,9 @@ def in_chunks(q: Tensor, k: Tensor, v: Tensor, size: int) -> Tensor:
         scores = (keys * q[:, None]).sum(-1) / math.sqrt(q.shape[-1])
         before, largest = largest, torch.maximum(largest, scores.amax(-1, keepdim=True))
         shares = torch.exp(scores - largest)
-        kept = torch.exp(before - largest)
-        total = total * kept + (shares[:, :, None] * values).sum(1)
-        weight = weight * kept + shares.sum(-1, keepdim=True)
+        decay = torch.exp(before - largest)
+        total = total * decay + (shares[:, :, None] * values).sum(1)
+        weight = weight * decay + shares.sum(-1, keepdim=True)
     return total / weight
 
 

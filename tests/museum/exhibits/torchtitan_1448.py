@@ -19,9 +19,11 @@ def mixed(x: Tensor, logits: Tensor, w: Tensor, *, normalize: bool = True) -> Te
     weights, experts = logits.sigmoid().topk(ASKED)
     if normalize:
         weights = weights / weights.sum(-1, keepdim=True)
-    each = torch.einsum("tk,enk->ten", x, w)
-    asked = each.gather(1, experts[:, :, None].expand(-1, -1, each.shape[-1]))
-    return (weights[:, :, None] * asked).sum(1)
+    expert_outputs = torch.einsum("tk,enk->ten", x, w)
+    chosen_outputs = expert_outputs.gather(
+        1, experts[:, :, None].expand(-1, -1, expert_outputs.shape[-1])
+    )
+    return (weights[:, :, None] * chosen_outputs).sum(1)
 
 
 def normalized(x: Tensor, logits: Tensor, w: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def packed(shard: Tensor, amax: Tensor) -> Tensor:
 
 def row_parallel(x: Tensor, shards: list[Tensor]) -> Tensor:
     """Add up what each rank makes of its share of the inputs."""
-    return sum(linear(*both) for both in zip(x.chunk(RANKS, 1), shards, strict=True))  # type: ignore[return-value]
+    return sum(linear(*shard_pair) for shard_pair in zip(x.chunk(RANKS, 1), shards, strict=True))  # type: ignore[return-value]
 
 
 def shared_magnitude(x: Tensor, w: Tensor) -> Tensor:

@@ -19,8 +19,10 @@ BLOCK, ROWS = 64, 128
 def added(x: Tensor, w: Tensor, sums: int) -> Tensor:
     """Add up blocks of terms in turn to so many sums, and these at the end."""
     parts = [x.new_zeros(len(x), len(w)) for _ in range(sums)]
-    for number, (left, right) in enumerate(zip(x.split(BLOCK, 1), w.split(BLOCK, 1), strict=True)):
-        parts[number % sums] += (left[:, None] * right).sum(-1)
+    for number, (x_block, right) in enumerate(
+        zip(x.split(BLOCK, 1), w.split(BLOCK, 1), strict=True)
+    ):
+        parts[number % sums] += (x_block[:, None] * right).sum(-1)
     return torch.stack(parts).sum(0) if sums > 1 else parts[0]
 
 

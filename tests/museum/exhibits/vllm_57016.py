@@ -17,8 +17,8 @@ BY_TENSOR = qgate.Quantizer("fp8_e4m3", granularity="tensor")
 
 
 def mixed(x: Tensor, weights: Tensor, w: Tensor) -> Tensor:
-    each = (x[:, None, None, :] * w).sum(-1)
-    return (weights[:, :, None] * each).sum(1)
+    expert_outputs = (x[:, None, None, :] * w).sum(-1)
+    return (weights[:, :, None] * expert_outputs).sum(1)
 
 
 def scale_per_token(x: Tensor, weights: Tensor, w: Tensor) -> Tensor:

@@ -30,8 +30,8 @@ def summed_over_ranks(x: Tensor, w: Tensor, experts: Tensor, *, shifted: bool = 
         first = 0 if shifted else rank * count
         for expert in range(first, first + count):
             if expert < count:
-                asked = (numbers == expert).sum(1, keepdim=True)
-                y += asked * (x @ w[rank * count + expert].T)
+                is_routed = (numbers == expert).sum(1, keepdim=True)
+                y += is_routed * (x @ w[rank * count + expert].T)
     return y
 
 
