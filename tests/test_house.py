@@ -43,6 +43,11 @@ def test_the_package_keeps_the_rule(rule: Rule) -> None:
     assert not violations, "\n".join(violations)
 
 
+def test_variables_of_tests_say_what_they_hold() -> None:
+    violations = house.empty_name_violations(ROOT / "tests")
+    assert not violations, "\n".join(violations)
+
+
 # Per rule: what it must find, as a tree and words that the sentences have to contain.
 BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
     house.division_violations: {
