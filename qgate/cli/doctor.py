@@ -206,7 +206,7 @@ def _project(examination: Examination, project: ProjectSettings) -> None:
             f"{project.source} names others."
         )
     elif missing:
-        examination.notes.append("there are no suites here: `qgate init` writes some.")
+        examination.notes.insert(0, "there are no suites here: `qgate init` writes some.")
     examination.problems += _model_problems(examination, project)
     if suites:
         examination.problems += _hidden(project)
@@ -232,7 +232,7 @@ def _models(examination: Examination, root: Path) -> list[str]:
         return []
     if not models:
         examination.notes.append(
-            "nothing is recorded yet, so that gates fail: `qgate run --update-baselines`."
+            "nothing is recorded yet, so gates fail: `qgate run --update-baselines`."
         )
     return models
 
@@ -291,7 +291,10 @@ def _lines(examination: Examination) -> Iterator[str]:
         yield from _line("problem", problem)
     count = len(examination.problems)
     yield ""
-    yield f"{counted(count, 'problem')} to solve before gates can run" if count else "gates can run"
+    if count:
+        yield f"{counted(count, 'problem')} to solve before gates can run"
+    else:
+        yield "gates can run" if project["suites"] else "gates can run once there are suites"
 
 
 def _versions(packages: dict[str, str | None]) -> str:

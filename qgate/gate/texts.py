@@ -256,12 +256,11 @@ def failure_text(
 
 def hint(failed: tuple[Check, ...]) -> str:
     """Say what to do about failures that --update-baselines cannot accept; empty without one."""
-    kinds = {check.kind for check in failed}
-    sources = {check.kind: check.source for check in reversed(failed) if check.source}
+    first = {check.kind: check for check in reversed(failed)}
     parts = [
-        kind.advice.format(source=sources.get(kind.name, kind.usual_source))
+        kind.advice_for(first[kind.name].reason, first[kind.name].source)
         for kind in LIMIT_KINDS
-        if kind.advice and kind.name in kinds
+        if kind.advice and kind.name in first
     ]
     return f"{'; '.join(parts)}: --update-baselines cannot accept this" if parts else ""
 

@@ -47,6 +47,7 @@ from qgate.kernel_checks.settling import beside_arithmetic, narrowed, settled
 from qgate.kernel_checks.stage_faults import describe_wrong_stage
 from qgate.kernel_checks.variations import describe_operator_before_cast, describe_variation
 from qgate.models.refusals import LENGTH_REFUSALS
+from qgate.text.wording import counted
 
 UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
@@ -81,11 +82,10 @@ def explain(failing: Sequence[Failing], count: int, report: CheckReport) -> Chec
         more = f" and {len(also) - 3} more" if len(also) > 3 else ""
         agree = count - len(failing)
         details.append(
-            f"also wrong for {'; '.join(also[:3])}{more}; {agree} "
-            + ("input agrees" if agree == 1 else "inputs agree")
+            f"also wrong for {'; '.join(also[:3])}{more}; right for {counted(agree, 'other input')}"
         )
     elif count > 1:
-        details.append("1 other input agrees" if count == 2 else f"{count - 1} other inputs agree")
+        details.append(f"right for {counted(count - 1, 'other input')}")
     details += [
         f"nearest convention of {position}: {quantization.choices[choice].name}"
         for position, quantization, choice in zip(

@@ -178,6 +178,7 @@ class LimitKind:
     fault            what a failed check means, after the name of its place
     why              what limit it is, after the figures; `{reason}` is that of the check
     advice           what to do where no update helps; `{source}` is where the limit was set
+    reasoned_advice  the same for a check that fails by its reason, whatever the limit; else advice
     usual_source     what stands for that where no check says it
     page_words       what limit it is, in a table, with `{allowed}`, `{percent}` and `{quantizer}`
     """
@@ -201,8 +202,15 @@ class LimitKind:
     fault: str = "is wrong"
     why: str = ""
     advice: str = ""
+    reasoned_advice: str = ""
     usual_source: str = ""
     page_words: str = ""
+
+    def advice_for(self, reason: str, source: str) -> str:
+        """Say what to do about a failed check with this reason, if any, and source of its limit."""
+        if reason and self.reasoned_advice:
+            return self.reasoned_advice
+        return self.advice.format(source=source or self.usual_source)
 
 
 LIMIT_KINDS: Registry[LimitKind] = Registry("kind of limit")
@@ -228,7 +236,7 @@ def barred_modes(rows: Iterable[Mapping[str, Any]], model: str) -> dict[str, str
 def advice_on(check: Mapping[str, Any]) -> str:
     """Say what to do about a failed check that no update accepts; nothing where one can."""
     kind = limit_kind_of(check["kind"])
-    return kind.advice.format(source=check.get("source") or kind.usual_source)
+    return kind.advice_for(str(check.get("reason") or ""), str(check.get("source") or ""))
 
 
 def _reason_after(words: str) -> Callable[[CheckWords, str], str]:
@@ -289,6 +297,7 @@ for _kind in (
     LimitKind(
         name="budget", bars_mode=True, is_ideal=True, has_room=True,
         advice="fix the quantizer or raise budget_db ({source})", usual_source="default",
+        reasoned_advice="fix the quantizer, or correct what the mode stands for",
         page_words="more than {allowed:g} dB over an ideal {quantizer} quantizer",
     ),
     LimitKind(

@@ -74,6 +74,9 @@ def test_a_folder_without_anything_is_no_problem(
     assert facts["project"]["suites"] == facts["project"]["models_with_baselines"] == []
     assert any("`qgate init`" in note for note in facts["notes"])
     assert any("`qgate run --update-baselines`" in note for note in facts["notes"])
+    assert "`qgate init`" in facts["notes"][0]  # it is the first thing to do
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "gates can run once there are suites"
 
 
 def without(package: str, version: str | None = None) -> Fault:

@@ -195,7 +195,7 @@ def test_scales_stored_in_16_bits_are_named(dtype: torch.dtype, tmp_path: Path) 
         (
             in_groups_of_its_neighbor,
             "mxfp8",
-            "no convention of mxfp8 gives these values, nearest is",
+            "no convention of mxfp8 gives these values: the nearest is",
         ),
         (
             with_searched_scales,

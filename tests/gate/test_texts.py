@@ -215,6 +215,13 @@ def test_an_error_that_no_quantizer_of_the_format_can_make_is_no_improvement(
         assert words in first_line(judgement, "int8")
 
 
+def test_a_larger_budget_is_advised_only_where_it_helps() -> None:
+    above, below = (failure_text(off_ideal(decibels), "int8") for decibels in (6.66, -6.66))
+    assert "raise budget_db" in above
+    assert "raise budget_db" not in below
+    assert "fix the quantizer, or correct what the mode stands for" in below
+
+
 @pytest.mark.parametrize(("decibels", "shown"), [(-6.66, "-6.7"), (-0.52, "-0.52"), (6.66, "6.7")])
 def test_the_row_says_how_far_from_the_ideal_it_is(decibels: float, shown: str) -> None:
     assert f"  {shown} dB  " in failure_text(off_ideal(decibels), "int8").splitlines()[3]

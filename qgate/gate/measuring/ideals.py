@@ -145,8 +145,8 @@ class KernelFit:
 
     def reason(self, mode: str) -> str:
         return (
-            f"the error has the size of {mode} and is another one: no convention of {mode} gives "
-            f"these values, nearest is {self.convention}"
+            f"the error is no larger than that of {mode}, but no convention of {mode} gives these "
+            f"values: the nearest is {self.convention}"
         )
 
 
