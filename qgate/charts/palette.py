@@ -75,8 +75,8 @@ HEAT_LIGHT = (
 )  # fmt: skip
 HEAT_DARK = (
     ("#16222e", "#e6edf3"), ("#1b3146", "#e6edf3"), ("#204463", "#e6edf3"),
-    ("#265a86", "#ffffff"), ("#2f71a9", "#ffffff"), ("#6aa9dc", "#0a1622"),
-    ("#a3cdf0", "#0a1622"), ("#dceefc", "#0a1622"),
+    ("#265a86", "#ffffff"), ("#2f71a9", "#ffffff"), ("#5f9fd4", "#0a1622"),
+    ("#8dbce6", "#0a1622"), ("#bcdaf4", "#0a1622"),
 )  # fmt: skip
 MAP, DIVERGING = "cividis", "PuOr"
 MAPS = (MAP, DIVERGING)

@@ -37,8 +37,12 @@ MOST_FINDINGS, MOST_ROWS, MOST_MAPPED, MOST_DRAWN, WORST_DRAWN = 60, 2000, 300, 
 _TABLE = "all-weights"
 _HEAD = ("weight", "verdict", "format", "parent by", "method", "over ideal (dB)", "limit (dB)",
          "relative error", "at the ends", "zeros", "scales from", "to", "times ideal")  # fmt: skip
-_WIDTHS = {"weight": 20, "verdict": 7.5, "format": 9, "parent by": 6.5}
+# Together, with the method, no wider than a window of 1400 pixels.
+_WIDTHS = {"weight": 16.5, "verdict": 7.1, "format": 8, "parent by": 5, "over ideal (dB)": 5,
+           "limit (dB)": 4.5, "relative error": 4.9, "at the ends": 4.5, "zeros": 4.5,
+           "scales from": 4.9, "to": 4.9, "times ideal": 4.8}  # fmt: skip
 _NARROW = {"weight": 54, "over ideal (dB)": 24, "limit (dB)": 22}
+_NARROW_FORMATS = {"format": 34, "tensors": 18, "parameters": 26, "size": 22}
 _FIGURES = _HEAD[5:]
 _NO_FINDINGS = "Nothing differs from what is declared, and no weight stands out."
 _NO_BLOCKS = "There is no parent to draw blocks beside, or no quantized weight."
@@ -127,7 +131,10 @@ def _sections(
     yield Section(
         anchor="formats", title="What share of the parameters has which format", link="Formats",
         total=len(formats), more=f"{totals(record)}.",
-        tables=[SectionTable(head=FORMAT_HEADINGS, rows=formats, words=2, label="formats")],
+        tables=[SectionTable(
+            head=FORMAT_HEADINGS, rows=formats, words=2, label="formats", name="all-formats",
+            narrow=_NARROW_FORMATS,
+        )],
     )  # fmt: skip
     yield Section(
         anchor="recipe", title="The recipe", link="Recipe", lines=record.recipe,

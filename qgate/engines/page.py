@@ -41,6 +41,7 @@ _SAMPLE_HEAD = ("sample", "tokens", "k3 per token", "share of k3")
 _WEIGHT_HEAD = ("weight", "it is", "dtype of A", "of B", "relative error")
 _SITE_HEAD = ("tensor", "difference", "relative MSE", "largest difference")
 _PHONE_TOKENS = {"sample": 22, "position": 24, "A less B": 27, "share of k3": 27}
+_PHONE_SAMPLES = {"sample": 20, "tokens": 20, "k3 per token": 31, "share of k3": 29}
 _PHONE_WEIGHTS = {"weight": 50, "it is": 25, "relative error": 25}
 _PHONE_SITES = {"tensor": 52, "difference": 24, "relative MSE": 24}
 _ORIGINS = {"local": "starts here", "carried": "carried", "enters": "enters here"}
@@ -127,7 +128,10 @@ def _sections(record: EnginesRecord) -> Iterator[Section]:
     yield Section(
         anchor="samples", title="Samples that carry most of the difference", link="Worst samples",
         total=len(worst), empty=_NO_SAMPLES,
-        tables=[SectionTable(head=_SAMPLE_HEAD, rows=worst, words=1, label="samples")],
+        tables=[SectionTable(
+            head=_SAMPLE_HEAD, rows=worst, words=1, label="samples", name="worst-samples",
+            narrow=_PHONE_SAMPLES,
+        )],
     )  # fmt: skip
 
 

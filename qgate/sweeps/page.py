@@ -40,7 +40,10 @@ _CHOICE_HEAD = ("format", "bits", "scale", "SQNR")
 _HEAD = ("tensor", "format", "sweep", "recommended", "SQNR (dB)", "without massive (dB)",
          "usual (dB)", "gap (dB)", "saturated (%)", "energy lost (%)", "flushed (%)",
          "files")  # fmt: skip
-_WIDTHS = {"tensor": 17, "format": 8.5, "sweep": 7.5, "recommended": 8.5, "files": 11}
+# Together no wider than a window of 1400 pixels.
+_WIDTHS = {"tensor": 14, "format": 7, "sweep": 6.5, "recommended": 6.9, "SQNR (dB)": 5,
+           "without massive (dB)": 5, "usual (dB)": 5, "gap (dB)": 5, "saturated (%)": 6,
+           "energy lost (%)": 5, "flushed (%)": 5.2, "files": 9}  # fmt: skip
 _NARROW = {"tensor": 22, "format": 22, "recommended": 28, "SQNR (dB)": 13, "gap (dB)": 15}
 
 

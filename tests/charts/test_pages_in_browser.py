@@ -224,19 +224,30 @@ def test_all_is_there_with_scripts_blocked(browser: Browser, path: Path) -> None
 
 
 @proof
+def test_tables_of_sweeps_fit_a_window_of_1400_pixels(browser: Browser, tmp_path: Path) -> None:
+    with opened(browser, _sweep(tmp_path), viewport={"width": 1400, "height": 900}) as it:
+        wide = it.page.locator(".scroll:visible").evaluate_all(
+            "all => all.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.ariaLabel)"
+        )
+    assert wide == []
+
+
+@proof
 def test_sweeps_are_sorted_by_a_click_and_by_keyboard(browser: Browser, tmp_path: Path) -> None:
     with opened(browser, _sweep(tmp_path)) as it:
-        cells = it.page.locator("tbody td:nth-child(5)")
+        cells = it.page.locator("#all-sweeps tbody td:nth-child(5)")
         assert (
-            it.page.locator("tbody tr").first.inner_text().startswith("<script>alert(1)</script>")
+            it.page.locator("#all-sweeps tbody tr")
+            .first.inner_text()
+            .startswith("<script>alert(1)</script>")
         )
-        button = it.page.locator("thead th:nth-child(5) button")
+        button = it.page.locator("#all-sweeps thead th:nth-child(5) button")
         button.click()
         values = [float(text) for text in cells.all_inner_texts()]
         assert values == sorted(values, reverse=True)
         button.press("Enter")
         assert float(cells.first.inner_text()) == 1.5
-        expect(it.page.locator("table.sortable thead th:nth-child(5)").first).to_have_attribute(
+        expect(it.page.locator("#all-sweeps thead th:nth-child(5)")).to_have_attribute(
             "aria-sort", "ascending"
         )
         expect(it.page.locator("#others")).to_contain_text("mxfp_scaling_fp8_e4m3.json")
