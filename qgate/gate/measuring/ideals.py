@@ -145,7 +145,7 @@ class KernelFit:
 
     def reason(self, mode: str) -> str:
         return (
-            f"the error is no larger than that of {mode}, but no convention of {mode} gives these "
+            f"the error is within 0.5 dB of that of {mode}, but no convention of {mode} gives these "
             f"values: the nearest is {self.convention}"
         )
 
