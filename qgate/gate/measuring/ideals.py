@@ -145,8 +145,8 @@ class KernelFit:
 
     def reason(self, mode: str) -> str:
         return (
-            f"the error is within 0.5 dB of that of {mode}, but no convention of {mode} gives these "
-            f"values: the nearest is {self.convention}"
+            f"the error is within 0.5 dB of that of {mode}, but no convention of {mode} gives "
+            f"these values: the nearest is {self.convention}"
         )
 
 
