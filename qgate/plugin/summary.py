@@ -99,12 +99,14 @@ def _lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]], width: int) -> list
         closing = [*run.selection.notes, *run.unused, *run.underflow, *_written(run)[-1:]]
         return lines + wrapped_lines([f"  {text}" for text in closing], width)
     set_up = error_lines(_first(set_up_lines(run.broken)))
-    if _is_brief(run) and tally.counts.failed and not run.header.get("shard"):
-        lines = red_lines(tally, width, run.header, _scripts_folder(run))
+    is_red = tally.counts.failed or (rows and run.broken)
+    if _is_brief(run) and is_red and not run.header.get("shard"):
+        header = {**run.header, "broken": run.broken}
+        lines = red_lines(tally, width, header, _scripts_folder(run))
         sentences = [*run.selection.notes, *run.unused, *run.underflow]
         scripts = [] if any(cause.suspect.script for cause in tally.causes) else _scripts(run)[:1]
         closing = [f"  {text}" for text in (*_written(run)[-1:], *scripts)]
-        return lines + set_up + wrapped_lines([*sentences, *closing], width)
+        return set_up + lines + wrapped_lines([*sentences, *closing], width)
     lines = summary(tally, width, run.header) if rows else lines_without_records(width, run.header)
     return lines + set_up + wrapped_lines(_sentences(run), width)
 

@@ -47,6 +47,26 @@ def test_what_raises_while_a_gate_computes_is_an_error_and_no_failure(
     )
 
 
+def test_a_kernel_that_raises_beside_green_gates_is_said_in_a_few_lines(
+    project: Path, suites: Run
+) -> None:
+    (project / "suites" / "test_own.py").write_text(
+        "def test_kernel(gate, monkeypatch):\n"
+        "    def broken(*a): raise RuntimeError('kernel refused')\n"
+        "    monkeypatch.setattr(gate.session.bench, 'measure', broken)\n"
+        "    gate.layer('int8', 'layers.0')\n"
+    )
+    result = suites("--layers", "first")
+    result.assert_outcomes(passed=2, errors=1, deselected=4)
+    text = result.stdout.str().partition("= qgate: ")[2].partition("= short test summary")[0]
+    lines = text.splitlines()[1:-1]
+    assert lines[0].startswith("set-up failed, no verdict: suites/test_own.py::test_kernel")
+    assert lines[1] == "no verdict for one gate, its set-up failed"
+    assert len(lines) <= 8
+    result = suites("--layers", "first", "-v")
+    assert "compared in int8" in result.stdout.str()
+
+
 def test_stale_accepted_errors_are_an_error_before_anything_is_measured(
     project: Path, suites: Run
 ) -> None:
