@@ -70,7 +70,8 @@ def test_the_files_of_a_sweep(capsys: Capsys) -> None:
     }
     page = (ROOT / "index.html").read_text()
     links = re.findall(r"(?:href|src)='([^'#]+\.png)'", page)
-    assert len(links) == 6, "in the table and by pictures"
+    assert len(links) == 3, "in the table; the pictures are drawn in the page"
+    assert page.count("<svg") == 2, "of the levels and of the blocks"
     assert all((ROOT / link).exists() for link in links)
     for words in (
         "[1/1] Processing: act.pt",
